@@ -58,7 +58,7 @@ def test_import_says_what_to_do_when_the_system_is_windows(monkeypatch: pytest.M
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setattr(os, "name", "nt")
-    with pytest.raises(ImportError, match=r"POSIX systems only.*WSL"):
+    with pytest.raises(ImportError, match=r"only on POSIX systems.*WSL"):
         spec.loader.exec_module(module)
 
 

@@ -1,8 +1,8 @@
 """WebDataset shards as torchdata DataPipes.
 
 Importing the package registers its functional forms (``list_shards``, ``load_wds_shards``, ``group_by_key``, ...) on
-``torch.utils.data.IterDataPipe``. torchdata itself is imported only with `WorkersReadingService`, or when one of its
-forms is first used.
+``torch.utils.data.IterDataPipe``. torchdata itself is imported only by `WorkersReadingService`, or when one of its
+functional forms is first used.
 """
 
 import os
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 if os.name == "nt":
     raise ImportError(
-        "torchdata_wds runs on POSIX systems only, such as Linux and macOS: it needs fork, file locks and pipes as "
-        "they have them. On Windows use it inside the Windows Subsystem for Linux (WSL)"
+        "torchdata_wds runs only on POSIX systems such as Linux and macOS: it needs their fork, file locks and pipes. "
+        "On Windows, use it inside the Windows Subsystem for Linux (WSL)"
     )
 
 import torchdata_wds.program_interrupts  # noqa: F401 - before anything that takes time

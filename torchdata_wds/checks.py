@@ -1,4 +1,4 @@
-"""Checks of options, each with its message: whole numbers, numbers, True or False, one of several words."""
+"""Checks of options: counts, numbers, flags, choices, timeouts and start methods."""
 
 import multiprocessing
 import operator
@@ -7,7 +7,7 @@ from typing import Any, TypeGuard
 
 
 def is_count(value: object, least: int) -> bool:
-    """Returns whether an option is an int of at least `least`, and not a flag."""
+    """Returns whether an option is an int (but not a bool) of at least `least`."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
@@ -18,7 +18,7 @@ def check_count(name: str, value: object, least: int) -> None:
 
 
 def checked_int(name: str, value: Any, least: float, most: int | None = None) -> int:
-    """Returns an option as an int; a TypeError if it is not a whole number (numpy's are), a ValueError out of range."""
+    """Returns an integer option, also numpy's, as an int; raises TypeError for other types, ValueError out of range."""
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"{name} must be a whole number, not {value!r}")
     number = operator.index(value)
@@ -29,7 +29,7 @@ def checked_int(name: str, value: Any, least: float, most: int | None = None) ->
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Returns whether an option is an int or a float, and not a flag."""
+    """Returns whether an option is an int or a float, but not a bool."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
@@ -47,7 +47,7 @@ def check_choice(name: str, value: object, choices: Iterable[str]) -> None:
 
 
 def checked_timeout(timeout: Any) -> float:
-    """Returns a number of seconds, 0 for no limit."""
+    """Returns a timeout in seconds, 0 for no limit; raises TypeError or ValueError for others."""
     if not is_number(timeout):
         raise TypeError(f"timeout must be a number of seconds, not {timeout!r}")
     if not timeout >= 0:
@@ -56,7 +56,7 @@ def checked_timeout(timeout: Any) -> float:
 
 
 def checked_context(name: Any) -> str | None:
-    """Returns the name of a start method of processes, or None for the default."""
+    """Returns a multiprocessing start method, or None for the default; raises TypeError or ValueError for others."""
     known = multiprocessing.get_all_start_methods()
     if name is not None and name not in known:
         error = ValueError if isinstance(name, str) else TypeError

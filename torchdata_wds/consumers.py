@@ -1,7 +1,8 @@
-"""Which of how many consumers this process is: workers and ranks, as sharding filters and launchers were told.
+"""The place of this process among all workers and ranks, according to sharding filters and launchers.
 
-It also recognises the workers of torchdata's ``MultiProcessingReadingService`` without importing torchdata. That
-service loses items, or breaks, when its workers' streams differ in length; a ``.join_workers()`` downstream repairs it.
+Also recognises workers of torchdata's ``MultiProcessingReadingService``, the "stock" service, without importing
+torchdata. That service loses items or breaks if its workers' streams differ in length; a ``.join_workers()`` downstream
+repairs it.
 """
 
 import multiprocessing
@@ -22,14 +23,14 @@ _joined = False
 
 
 class Place(NamedTuple):
-    """Which of how many consumers this process is."""
+    """The number of consumers, and the number of this one."""
 
     consumers: int = 1
     number: int = 0
 
 
 class Grid(NamedTuple):
-    """Ranks that have the same number of workers each, and one of the workers."""
+    """Ranks with the same number of workers each, and the place of one worker."""
 
     ranks: int = 1
     rank: int = 0
@@ -39,14 +40,14 @@ class Grid(NamedTuple):
 
 def in_stock_worker() -> bool:
     """Returns whether this process is a worker of torchdata's ``MultiProcessingReadingService``."""
-    # get_worker_info() is None there, as in a rank started by torch.multiprocessing: the function that the process was
-    # started to run tells them apart.
+    # get_worker_info() is None there, but also in a rank that torch.multiprocessing started. The function that the
+    # process runs distinguishes them.
     target = getattr(multiprocessing.current_process(), "_target", None)
     return (getattr(target, "__module__", None), getattr(target, "__qualname__", None)) == _WORKER_MAIN
 
 
 def stock_place() -> Place:
-    """Returns which of how many workers of the stock service this process is; one of one elsewhere."""
+    """Returns this process's place among the workers of the stock service; one of one elsewhere."""
     if in_stock_worker():
         for argument in getattr(multiprocessing.current_process(), "_args", ()):
             if isinstance(workers := getattr(argument, "num_workers", None), int):
@@ -55,18 +56,18 @@ def stock_place() -> Place:
 
 
 def note_join() -> None:
-    """Notes that a ``.join_workers()`` takes the stream of this process, if it is a stock worker."""
+    """Notes that a ``.join_workers()`` reads the stream of this process, if it is a stock worker."""
     global _joined
-    # Only there: a note made in a main process would be inherited by every worker that it forks.
+    # Only in workers: forked workers would inherit a note made in the main process.
     _joined = in_stock_worker()
 
 
 def is_joined() -> bool:
-    """Returns whether a ``.join_workers()`` takes the stream of this stock worker."""
+    """Returns whether a ``.join_workers()`` reads the stream of this stock worker."""
     return _joined
 
 
-#: torch's traversal changes how all pipes are pickled while it lasts, so that only one thread at a time may traverse.
+#: Only one thread at a time may traverse: meanwhile, torch changes how all pipes are pickled.
 _traversing = threading.RLock()
 
 
@@ -79,19 +80,19 @@ os.register_at_fork(after_in_child=_renew_lock)
 
 
 def graph_of(pipe: IterDataPipe[Any]) -> DataPipeGraph | None:
-    """Returns a pipe and all above it, or None where the graph cannot be traversed.
+    """Returns the graph of a pipe and all its sources, or None if it cannot be traversed.
 
-    Traversal pickles the collections that pipes hold; a graph that does not allow it cannot be sharded either.
+    Traversal pickles the collections stored on pipes; a graph that does not allow this cannot be sharded either.
     """
     with _traversing:
         try:
             return traverse_dps(pipe)
-        except Exception:  # noqa: BLE001  (whatever pickling what pipes hold may raise)
+        except Exception:  # noqa: BLE001 - pickling may raise anything
             return None
 
 
 def upstream(pipe: IterDataPipe[Any]) -> Iterator[Any]:
-    """Yields a pipe and all above it, nearest first; nothing where the graph cannot be traversed."""
+    """Yields a pipe and all its sources, nearest first; yields nothing if the graph cannot be traversed."""
     graphs = [graph_of(pipe) or {}]
     while graphs:
         for found, sources in graphs.pop(0).values():
@@ -100,10 +101,10 @@ def upstream(pipe: IterDataPipe[Any]) -> Iterator[Any]:
 
 
 def place_of(pipe: IterDataPipe[Any]) -> Place:
-    """Returns a pipe's place, as the native ``sharding_filter`` above it was told; without one it is the only consumer.
+    """Returns a pipe's place according to torch's ``sharding_filter`` upstream; without one, it is the only consumer.
 
-    The worker's own number does not count: a pipe above the filter must behave alike in all workers. What stands for
-    the workers in the main process has the rank that they work for in its attribute ``place``.
+    The worker's own number does not count: pipes upstream of the filter must behave the same in all workers. In the
+    main process, the pipe that represents the workers has their rank in its attribute ``place``.
     """
     for found in upstream(pipe):
         if isinstance(found, ShardingFilterIterDataPipe):
@@ -114,14 +115,14 @@ def place_of(pipe: IterDataPipe[Any]) -> Place:
 
 
 def process_place() -> Place:
-    """Returns which of how many consumers this process is, over all ranks and workers, whatever graph it runs."""
+    """Returns this process's place among the workers of all ranks, regardless of any graph."""
     ranks, rank = rank_place()
     workers, number = (1, 0) if (worker := get_worker_info()) is None else (worker.num_workers, worker.id)
     return Place(ranks * workers, rank * workers + number)
 
 
 def distributed_place() -> Place | None:
-    """Returns which of how many ranks of ``torch.distributed`` this process is; None before that is initialized."""
+    """Returns this process's place among the ranks of ``torch.distributed``; None before that is initialized."""
     distributed = torch.distributed
     if distributed.is_available() and distributed.is_initialized():
         return Place(distributed.get_world_size(), distributed.get_rank())
@@ -129,12 +130,14 @@ def distributed_place() -> Place | None:
 
 
 def rank_place() -> Place:
-    """Returns which of how many ranks this process belongs to."""
+    """Returns the place of this process's rank among all ranks."""
     return distributed_place() or Place(*launched_place())
 
 
 def place_among_ranks(place: Place) -> Place:
-    """Returns the place among all consumers, for a graph that may have been divided among one rank's workers only."""
+    """Returns the place among all consumers, for a graph that may be divided only among the workers of one rank."""
+    # 2 ranks of 4 workers: a filter may tell worker 2 of rank 1 that it is 2 of 4, as a DataLoader's does before
+    # torch.distributed is initialized. Among all, it is 1 * 4 + 2 = 6 of 8. If it is told 8, all ranks are counted.
     ranks, rank = rank_place()
     if ranks == 1 or (place.consumers == process_place().consumers and not in_stock_worker()):
         return place
@@ -142,18 +145,20 @@ def place_among_ranks(place: Place) -> Place:
 
 
 def divided_place(pipe: IterDataPipe[Any]) -> Place | None:
-    """Returns the place among all consumers that a pipe's work is divided among; None if no filter divides it."""
+    """Returns a pipe's place among all consumers that share its work; None if no filter divides the work."""
+    # None, and not one of one: without a filter every process has the whole stream, and its files need a number of the
+    # process instead. With one, equal shares have equal numbers: worker 2 of rank 1 is 6 of 8, in whichever process.
     is_divided = any(isinstance(found, ShardingFilterIterDataPipe) for found in upstream(pipe))
     return place_among_ranks(place_of(pipe)) if is_divided else None
 
 
 def find_sharder(pipe: IterDataPipe[Any]) -> str | None:
-    """Returns the class name of the nearest pipe, from this one up, that divides the work among consumers."""
+    """Returns the class name of the nearest pipe, from this one upstream, that divides the work among consumers."""
     return next((type(found).__name__ for found in upstream(pipe) if hasattr(type(found), "apply_sharding")), None)
 
 
 def grid_of(pipe: IterDataPipe[Any]) -> Grid:
-    """Returns the grid that the native sharding filters above a pipe were told; without one, one worker of one rank."""
+    """Returns a pipe's grid according to torch's sharding filters upstream; without one, one worker of one rank."""
     groups: dict[Any, tuple[int, int]] = {}
     for found in upstream(pipe):
         if isinstance(found, ShardingFilterIterDataPipe):
@@ -165,7 +170,9 @@ def grid_of(pipe: IterDataPipe[Any]) -> Grid:
 
 
 def ranks_of_filter(sharding_filter: Any) -> list[range]:
-    """Returns the numbers of the consumers of each rank, as the services number them."""
+    """Returns, for each rank, the numbers of its consumers, as the services number them."""
+    # 6 consumers of 2 ranks: torch's DataLoader counts worker * ranks + rank, so rank 1 has 1, 3 and 5. Reading
+    # services count rank * workers + worker, so it has 3, 4 and 5.
     consumers = sharding_filter.num_of_instances
     ranks, _, workers, _ = _grid_of_groups(sharding_filter.groups)
     if SHARDING_PRIORITIES.DEFAULT in sharding_filter.groups:
@@ -177,8 +184,8 @@ def _grid_of_groups(groups: dict[Any, tuple[int, int]]) -> Grid:
     if SHARDING_PRIORITIES.DEFAULT not in groups:
         known = groups.get(SHARDING_PRIORITIES.DISTRIBUTED, (1, 0))
         return Grid(*known, *groups.get(SHARDING_PRIORITIES.MULTIPROCESSING, (1, 0)))
-    # torch's DataLoader has one number for both: worker * ranks + rank. A spawned worker does not know the ranks, so
-    # they follow from the number of workers: 6 consumers in a worker that is one of 3 are 2 ranks.
+    # torch's DataLoader has one number for both: worker * ranks + rank. A spawned worker does not know the number of
+    # ranks, but it follows from that of workers: with 6 consumers and 3 workers, there are 2 ranks.
     consumers, number = groups[SHARDING_PRIORITIES.DEFAULT]
     worker = get_worker_info()
     ranks = 1

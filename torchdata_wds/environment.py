@@ -1,23 +1,23 @@
-"""The environment variables that the package reads, all of them, each at the time it is needed.
+"""All environment variables that the package reads, each when it is needed.
 
 | variable | effect |
 |---|---|
 | ``WDS_SECURE`` | ``1``: commands (``pipe:``) and pickles are refused everywhere |
-| ``WDS_REWRITE``, ``GOPEN_REWRITE`` | ``regex=replacement;...``: where URLs are really listed and opened |
-| ``WDS_<name>`` | what ``${name}`` in a pattern of ``list_shards`` stands for |
+| ``WDS_REWRITE``, ``GOPEN_REWRITE`` | ``regex=replacement;...``: rules that rewrite URLs to list or open |
+| ``WDS_<name>`` | the value of ``${name}`` in patterns of ``list_shards`` |
 | ``AIS_ENDPOINT`` | the address of AIStore, as ``http://host:51080``, for ``ais:`` and the schemes of ``USE_AIS_FOR`` |
 | ``USE_AIS_FOR`` | schemes that are read and written through AIStore, as ``gs:s3`` |
 | ``AIS_AUTHN_TOKEN`` | the token for AIStore's gateway |
 | ``WDS_VERBOSE_CACHE`` | ``1``: ``cache_shards`` logs each hit, download and eviction |
-| ``AWS_ENDPOINT_URL``, ... | where a store is, which is part of the names of its copies in a cache |
+| ``AWS_ENDPOINT_URL``, ... | the address of a store, which decides the names of its copies in a cache |
 | ``RANK``, ``WORLD_SIZE`` | this process's place, as torchrun sets it, until torch.distributed is initialised |
 
-A dataset file may name others as ``$NAME`` in its paths.
+Paths in a dataset file may use other variables, as ``$NAME``.
 """
 
 import os
 
-#: The variables that the libraries of stores read to find them, by protocol; the first that is set decides.
+#: The variables with the address of a store, by protocol, as its library reads them; the first that is set decides.
 _STORE_VARIABLES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("s3", "s3a"), ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")),
     **dict.fromkeys(("gs", "gcs"), ("STORAGE_EMULATOR_HOST",)),
@@ -38,20 +38,20 @@ def reports_caching() -> bool:
 
 
 def launched_place() -> tuple[int, int]:
-    """Returns how many processes a launcher such as torchrun has started, and which of them this is."""
+    """Returns the number of processes that a launcher such as torchrun has started, and the number of this one."""
     world, rank = (os.environ.get(name) or default for name, default in (("WORLD_SIZE", "1"), ("RANK", "0")))
     if not (world.isdecimal() and rank.isdecimal() and int(rank) < int(world)):
-        raise ValueError(f"RANK={rank!r} and WORLD_SIZE={world!r} in the environment name no rank: set or remove both")
+        raise ValueError(f"RANK={rank!r} and WORLD_SIZE={world!r} in the environment are not valid: set or unset both")
     return int(world), int(rank)
 
 
 def rewriting_variables() -> list[tuple[str, str]]:
-    """Returns the variables with rules for rewriting URLs, those that are set, with their values."""
+    """Returns names and values of the variables with rewriting rules that are set."""
     return [(name, text) for name in ("WDS_REWRITE", "GOPEN_REWRITE") if (text := os.environ.get(name))]
 
 
 def pattern_variable(name: str) -> str | None:
-    """Returns what ``${name}`` stands for in a pattern: the value of ``WDS_<name>``, or None if it is not set."""
+    """Returns the value of ``${name}`` in a pattern: that of ``WDS_<name>``, or None if it is not set."""
     return os.environ.get(f"WDS_{name}")
 
 
@@ -71,13 +71,13 @@ def ais_token() -> str:
 
 
 def store_variables(protocol: str) -> list[tuple[str, str]]:
-    """Returns the variable that tells a store's library where the store is, with its value; empty if none is set."""
+    """Returns the variable that sets the address of a store, with its value; empty if none is set."""
     names = () if protocol in ("s3", "s3a") and _ignores_endpoints() else _STORE_VARIABLES.get(protocol, ())
     return [(name, text.rstrip("/")) for name in names if (text := os.environ.get(name))][:1]
 
 
 def aws_config() -> tuple[str, str]:
-    """Returns the profile that is chosen for AWS, and the path of the file that describes it, or ""."""
+    """Returns the AWS profile, and the path of the configuration file, or "" if that is to be ignored."""
     profile = os.environ.get("AWS_PROFILE") or os.environ.get("AWS_DEFAULT_PROFILE") or "default"
     path = os.environ.get("AWS_CONFIG_FILE") or "~/.aws/config"
     return profile, "" if _ignores_endpoints() else path

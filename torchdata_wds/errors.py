@@ -1,8 +1,8 @@
 """The exceptions of the package.
 
-Each takes one positional message and the place as keywords, so that it survives pickling and worker processes. What to
-do about it is its `Advice`, in two wordings: options are named otherwise in Python and on a command line. `str` of an
-error has the library's; `cli_message` gives the whole message with the other.
+Each takes one positional message, and its place as keywords, so that it survives pickling and worker processes. Advice
+comes in two wordings, because options have different names in Python and on the command line: `str` of an error has
+the library's, and `cli_message` returns the message with that of the command line.
 """
 
 import copy
@@ -23,33 +23,33 @@ class Advice(NamedTuple):
 
     @classmethod
     def of(cls, text: str, library: str, cli: str) -> Self:
-        """Makes an advice of a text whose ``{}`` stands for one of two wordings."""
+        """Makes advice from a text, whose ``{}`` is replaced by each of the two wordings."""
         return cls(text.format(library), text.format(cli))
 
 
-#: The two ways to skip what fails.
+#: How to skip failures, in the words of the library and the program.
 SKIPPING = ("handler=warn_and_continue", "--errors skip")
 SKIP_DAMAGED = Advice.of("Skip damaged shards with {}.", *SKIPPING)
 SKIP_SAMPLES = Advice.of("Repair it, or skip such samples with {}.", *SKIPPING)
 DOWNLOAD_AGAIN = Advice.of("Download it again, or skip damaged shards with {}.", *SKIPPING)
 TRY_AGAIN = Advice.of("Try again, or skip failing shards with {}.", *SKIPPING)
 
-#: What is wrong with a shard's bytes; ``wds validate`` reports these words.
+#: Kinds of damage in a shard; ``wds validate`` reports these words.
 DamageKind = Literal[
     "empty",  # it has no bytes at all
     "no-tar",  # it is another kind of file
     "cut",  # it ends too early
-    "trailing-bytes",  # it goes on after its end marker
-    "multi-volume",  # it is one volume of several
+    "trailing-bytes",  # it continues after its end marker
+    "multi-volume",  # it is one of several volumes
     "bad-header",  # a header has a wrong checksum, a wrong number or a damaged extension
     "sparse",  # the map of a sparse member is wrong
-    "hard-link",  # a hard link points at nothing, or at what cannot be read again
-    "ambiguous",  # programs disagree on what it contains
+    "hard-link",  # a hard link points at nothing, or at data that cannot be read again
+    "ambiguous",  # programs disagree on its content
     "too-large",  # a member or record exceeds the limit or the memory
     "bad-record",  # a record does not decode
     "compression",  # its compressed data is cut or wrong
     "index",  # its index is damaged, or belongs to another version of the shard
-    "unsupported",  # it is sound, but another program cannot read it that way
+    "unsupported",  # it is sound, but another program cannot read it
     "damage",  # anything else
 ]
 
@@ -61,10 +61,10 @@ class WdsError(Exception):
         message: What failed, where, what was expected and found, and what to do.
         shard, member: URL of the shard, credentials masked; name of the archive member.
         key, field: Key of the sample, and its field.
-        advice: What to do, appended to the message; a str where library and command line use the same words.
+        advice: What to do, appended to the message; a str if library and command line use the same words.
 
     Attributes:
-        cli_message: The message with the advice for the command line; empty where that is the same.
+        cli_message: The message with the advice for the command line; empty if that is the same.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class WdsError(Exception):
         self.cli_message = f"{message} {advice.cli}" if isinstance(advice, Advice) else ""
 
     def extended(self, text: str, *, shard: str | None = None) -> Self:
-        """Returns a copy of the error, with more text at the end of both wordings, and maybe another shard."""
+        """Returns a copy of the error with text appended to both wordings, and optionally with another shard."""
         extended = copy.copy(self)
         extended.args = (f"{self}{text}",)
         extended.shard = self.shard if shard is None else shard
@@ -92,12 +92,12 @@ class WdsError(Exception):
 
 
 def cli_message(error: BaseException) -> str:
-    """Returns the message of any exception, with advice in the words of the ``wds`` program."""
+    """Returns the message of any exception, with advice for the command line."""
     return getattr(error, "cli_message", "") or str(error)
 
 
 class ShardListError(WdsError, ValueError):
-    """A list of shards cannot be made from what was given."""
+    """Shard patterns are wrong, or match no shards."""
 
 
 class ShardOpenError(WdsError, OSError):
@@ -105,9 +105,9 @@ class ShardOpenError(WdsError, OSError):
 
 
 class ShardFormatError(WdsError, ValueError):
-    """A shard's bytes are not a whole, undamaged archive.
+    """A shard is not a complete, undamaged archive.
 
-    `kind` says what is wrong; `offset` is where, in bytes of the decompressed archive, or None where that is not known.
+    `kind` says what is wrong; `offset` says where, in bytes of the decompressed archive, or is None if unknown.
     """
 
     def __init__(
@@ -131,23 +131,23 @@ class SampleError(WdsError, ValueError):
 
 
 class DuplicateFieldError(SampleError):
-    """The same field comes twice in one sample."""
+    """A sample has the same field twice."""
 
 
 class ReappearingKeyError(SampleError):
-    """A key comes back later in its shard: the members are not sorted."""
+    """A key reappears later in its shard: the members are not grouped by key."""
 
 
 class MissingFieldError(SampleError):
-    """A field that was asked for is not in the sample."""
+    """A sample lacks a requested field."""
 
 
 class DecodingError(SampleError):
-    """A field's bytes do not decode."""
+    """A field cannot be decoded."""
 
 
 class EncodingError(SampleError):
-    """A value cannot be written as its field's type."""
+    """A value cannot be encoded as its field's type."""
 
 
 class CacheError(WdsError, OSError):
@@ -155,7 +155,7 @@ class CacheError(WdsError, OSError):
 
 
 class UnsafeDataError(WdsError):
-    """Data or a URL could run code, and nobody has allowed it to."""
+    """Data or a URL could run code, which was not allowed."""
 
 
 class SpecError(WdsError, ValueError):

@@ -1,8 +1,8 @@
-"""What to do about an exception: the handlers that a pipe's ``handler=`` takes.
+"""Exception handlers, for the ``handler=`` argument of pipes.
 
-A handler is any ``callable(exception) -> bool``: True skips the item and goes on, False ends the pipe's stream for
-this epoch, and raising passes the exception on. The names are WebDataset's; unlike there, a warning goes through
-``logging``, is rate-limited and never sleeps, and what was skipped is counted.
+A handler is any ``callable(exception) -> bool``: True skips the item and continues, False ends the pipe's stream for
+this epoch, and raising passes the exception on. The names are WebDataset's; unlike there, warnings use ``logging``, are
+rate-limited and never sleep, and skipped items are counted.
 """
 
 import logging
@@ -16,18 +16,18 @@ from torchdata_wds.errors import Advice, cli_message
 Handler = Callable[[Exception], bool]
 logger = logging.getLogger(__name__)
 
-#: How often each of the five handlers has met each exception type in this process, by "handler/exception type".
+#: The number of exceptions in this process by "handler/exception type", for the five handlers below.
 handled: Counter[str] = Counter()
 _NEVER_SKIPPED = (ImportError, MemoryError)
 _WARNED_IN_FULL = 10
 _warned: Counter[tuple[str, str]] = Counter()
 
-#: The kinds of `warn_once` that this process has logged, or leaves to the process that spawned it.
+#: The kinds of `warn_once` that this process has logged, or leaves to the process that started it.
 said: set[str] = set()
 
 
 def reraise_exception(exception: Exception) -> bool:
-    """Raises the exception: the default everywhere."""
+    """Raises the exception; the default of all pipes."""
     _count("reraise_exception", exception)
     raise exception
 
@@ -45,7 +45,7 @@ def ignore_and_stop(exception: Exception) -> bool:
 
 
 def warn_and_continue(exception: Exception) -> bool:
-    """Skips the item; logs the first ten exceptions of a type, then the hundredth, the thousandth and so on."""
+    """Skips the item and logs a warning: for the first ten exceptions of a type, the hundredth, the thousandth, ..."""
     _count("warn_and_continue", exception)
     warn_rarely("skipped", exception)
     return True
@@ -59,19 +59,19 @@ def warn_and_stop(exception: Exception) -> bool:
 
 
 def check_handler(handler: Handler) -> Handler:
-    """Returns a ``handler=`` argument; a TypeError if it is not callable."""
+    """Returns a ``handler=`` argument; raises TypeError if it is not callable."""
     if not callable(handler):
         raise TypeError(f"handler must be a function of an exception, such as warn_and_continue, not {handler!r}")
     return handler
 
 
 class SkipCounts(Counter[str]):
-    """Counts what a pipe skipped, by exception type, or by the rule that leaves it out."""
+    """Counts the items that a pipe skipped, by exception type, or by the rule that excludes them."""
 
     def __init__(self, *counts: Any) -> None:
         super().__init__(*counts)
-        self.losses: set[str] = set()  # the reasons that are losses, not rules as that hidden files are no fields
-        self.examples: dict[str, str] = {}  # a message for some of the reasons
+        self.losses: set[str] = set()  # the reasons that are losses, and not rules such as ignoring hidden files
+        self.examples: dict[str, str] = {}  # an example message for some of the reasons
 
     def __reduce__(self) -> tuple[Any, ...]:
         return SkipCounts, (dict(self),), {"losses": self.losses, "examples": self.examples}
@@ -80,8 +80,9 @@ class SkipCounts(Counter[str]):
 def keep_going(handler: Handler, exception: Exception, skipped: Counter[str]) -> bool:
     """Calls a handler with an exception and counts what it skips: True skips the item, False ends the stream.
 
-    A missing package or a lack of memory is raised: no item could work, and skipping would be silent loss of data. Any
-    other answer is a TypeError: a handler that forgets its ``return`` would otherwise end the stream silently.
+    Errors because of a missing package or a lack of memory are raised: every item would fail, and skipping them would
+    lose data silently. A result that is not a bool raises TypeError: a handler that forgets its ``return`` would
+    otherwise end the stream silently.
     """
     if isinstance(exception, _NEVER_SKIPPED) or isinstance(exception.__cause__, _NEVER_SKIPPED):
         raise exception
@@ -96,7 +97,7 @@ def keep_going(handler: Handler, exception: Exception, skipped: Counter[str]) ->
 
 
 def count_loss(skipped: Counter[str], reason: str, exception: Exception | None = None) -> None:
-    """Counts an item that is lost, rather than left out by a rule."""
+    """Counts an item that was lost, rather than excluded by a rule."""
     skipped[reason] += 1
     if isinstance(skipped, SkipCounts):
         skipped.losses.add(reason)
@@ -121,7 +122,7 @@ class Asked:
 
 
 def warn_rarely(outcome: str, exception: Exception) -> None:
-    """Logs a warning: the first ten of an outcome and exception type, then the hundredth, the thousandth and so on."""
+    """Logs a warning for the first ten of an outcome and exception type, then the hundredth, the thousandth, ..."""
     kind = type(exception).__name__
     if count := _warn_count(outcome, kind):
         message = f"{outcome} ({kind}, number {count} of its kind): "
@@ -130,7 +131,7 @@ def warn_rarely(outcome: str, exception: Exception) -> None:
 
 
 def warn_seldom(kind: str, message: str, advice: Advice | None = None) -> None:
-    """Logs a warning about data that no handler is called for: the first ten of a kind, the hundredth and so on."""
+    """Logs a warning about data for which no handler is called: the first ten of a kind, then the hundredth, ..."""
     if count := _warn_count(kind, ""):
         number = f" (number {count:,} of its kind; not all are shown)" if count >= _WARNED_IN_FULL else ""
         library, cli = ("", "") if advice is None else (f" {words}" for words in advice)
@@ -138,21 +139,21 @@ def warn_seldom(kind: str, message: str, advice: Advice | None = None) -> None:
 
 
 def warn_once(kind: str, message: str) -> None:
-    """Logs a warning, the first time in this process that one of its kind comes."""
+    """Logs a warning, but only the first of its kind in this process."""
     if kind not in said:
         said.add(kind)
         logger.warning("%s", message)
 
 
 def _warn_count(outcome: str, kind: str) -> int:
-    """Counts a warning; returns the count where it is to be shown, else 0."""
+    """Counts a warning; returns the count if the warning is to be shown, else 0."""
     _warned[outcome, kind] += 1
     count = _warned[outcome, kind]
     return count if count <= _WARNED_IN_FULL or count == 10 ** (len(str(count)) - 1) else 0
 
 
 def with_notes(exception: BaseException, message: Callable[[BaseException], str] = str) -> str:
-    """Returns the message of an exception after its notes, in which stages say where it was raised."""
+    """Returns an exception's notes, in which stages say where it was raised, followed by its message."""
     return ": ".join([*reversed(getattr(exception, "__notes__", [])), message(exception)])
 
 

@@ -1,10 +1,10 @@
-"""The types of options that several floors take, and that type checkers see of the functional forms."""
+"""The types of options, as used in several packages and shown to type checkers for the functional forms."""
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
-#: A function of a URL that gives a path inside the cache's folder, one of the words below, or None for the default.
+#: A function from URL to a path inside the cache folder, "basename", "path" or "unsigned", or None for the default.
 Naming = str | Callable[[str], "str | os.PathLike[str]"] | None
 Select = str | Iterable[str] | Callable[[str], bool]
 SplitName = Callable[[str], "tuple[str, str] | None"]
@@ -17,7 +17,7 @@ Index = bool | str | os.PathLike[str] | Mapping[Any, int] | None
 Missing = Literal["error", "drop_image", "skip_sample", "none"]
 StartShard = int | Literal["next"]
 
-#: Names of fields, by preference: a list, or one text with semicolons.
+#: Names of fields in order of preference: a list, or one str with semicolons.
 Spec = str | Sequence[str]
 
 #: When a mix of several sources ends.

@@ -1,8 +1,8 @@
-"""Ctrl-C while the program ``wds`` starts or ends: the exit status is 130, without a traceback.
+"""Makes Ctrl-C end the program ``wds`` with status 130 and without a traceback while it starts or exits.
 
-Importing torch takes a second, in which there is nothing to tidy up. There, a KeyboardInterrupt would show a traceback,
-or be lost, because some compiled modules drop exceptions while they are imported. So the process just ends. This module
-is the first that the package imports, and does nothing in other programs.
+Importing torch takes a second, when there is nothing to clean up. A KeyboardInterrupt would show a traceback then, or
+be lost, because some compiled modules drop exceptions while they are imported. So the process just ends. The package
+imports this module first; it does nothing in other programs.
 """
 
 import contextlib
@@ -21,21 +21,21 @@ def _end(*_: object) -> None:
 
 
 def arm() -> None:
-    """Lets Ctrl-C end the process at once, where it would have raised KeyboardInterrupt."""
-    with contextlib.suppress(ValueError):  # only the main thread can, and only there it would be raised
+    """Makes Ctrl-C end the process at once, if it would raise KeyboardInterrupt now."""
+    with contextlib.suppress(ValueError):  # in other threads, where signals cannot be set and do not raise
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, _end)
 
 
 def disarm() -> None:
-    """Lets Ctrl-C raise KeyboardInterrupt again."""
+    """Makes Ctrl-C raise KeyboardInterrupt again."""
     if signal.getsignal(signal.SIGINT) is _end:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @contextlib.contextmanager
 def armed() -> Iterator[None]:
-    """Lets Ctrl-C end the process at once while it is entered: around imports, where nothing is open yet."""
+    """A context in which Ctrl-C ends the process at once: for imports, when nothing is open yet."""
     arm()
     try:
         yield
@@ -44,8 +44,8 @@ def armed() -> Iterator[None]:
 
 
 def _is_program() -> bool:
-    """Whether this process is the program, and not a worker of it: those have its name, and a command of their own."""
-    if sys.argv[:1] == ["-m"]:  # as long as python looks for the module
+    """Returns whether this process is the program itself; its workers share the name, but have another command line."""
+    if sys.argv[:1] == ["-m"]:  # while python is still looking for the module
         return any(word.removeprefix("-m") == _PACKAGE for word in sys.orig_argv[1:])
     words = (sys.argv[0] if sys.argv else "", *sys.orig_argv[1:])
     name, *others = (word.rpartition("/")[2] for word in words)

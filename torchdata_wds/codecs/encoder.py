@@ -147,7 +147,7 @@ def _allow_bytes(encode: _Plan) -> _Plan:
 def _refuse_value(value: Any, _: None) -> bytes:
     cure = "bytes, or name the field by its type, with .json, .npy, .pth or .pkl at its end"
     cure = "value.encode(), or name the field with .txt at its end" if isinstance(value, str) else cure
-    raise TypeError(f"such a field takes bytes only: give {cure}")
+    raise TypeError(f"such a field takes bytes only: pass {cure}")
 
 
 def _require_bytes(sample: Mapping[str, Any]) -> dict[str, Any]:
@@ -193,10 +193,10 @@ def _describe_failure(failed: StepFailedError, sample: Mapping[str, Any], field:
     cause = "it is nested too deeply, or contains itself" if is_deep else describe_cause(failed.cause)
     message = (
         f"{where} cannot be written {failed.step}: {cause}. It is {describe_value(failed.data)}. "
-        f"Otherwise, give bytes, or a function that makes them: encoder={{{field!r}: function}}."
+        f"Otherwise, pass bytes, or a function that makes them: encoder={{{field!r}: function}}."
     )
     if not failed.step:  # None, which no codec takes
-        message = f"{where} is None, which has no bytes: leave the field out of the sample, or give bytes (b'' is fine)"
+        message = f"{where} is None, which has no bytes: leave the field out of the sample, or pass bytes (b'' is fine)"
     return EncodingError(message, key=key, field=field)
 
 

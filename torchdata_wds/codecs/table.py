@@ -20,7 +20,7 @@ class Codec:
 
     name: str
     extensions: str
-    decode: Callable[[bytes, DecodeOptions], Any] | None = None  # None: stays bytes unless a decoder is given
+    decode: Callable[[bytes, DecodeOptions], Any] | None = None  # None: stays bytes unless a decoder is passed
     encode: Callable[[Any, EncodeOptions], bytes] | None = None  # None: only bytes can be written
 
 

@@ -96,7 +96,7 @@ class _FileFormat:
             )
 
     def _without_state(self, image: Image, is_deep: bool) -> Image:
-        """Makes an image that shares the pixels, but of the attributes that saving reads only a transparent colour."""
+        """Makes an image that shares the pixels, without attributes that saving reads except a transparent colour."""
         fresh = image._new(image.im)
         key = fresh.info.pop("transparency", None)
         if key is None:
@@ -132,8 +132,8 @@ class _FileFormat:
         highest = int(np.asarray(image).max())
         if highest >= colours:
             raise ValueError(
-                f"it has pixels of colour {highest}, and its palette only {colours} colours; give it a palette of more "
-                "with image.putpalette(), or use image.convert('RGB')"
+                f"it has pixels of colour {highest}, but its palette has only {colours} colours; extend that with "
+                "image.putpalette(), or use image.convert('RGB')"
             )
         has_alpha = image.palette is not None and "A" in image.palette.mode
         if has_alpha and not self.keeps_palette_alpha and min((image.getpalette("RGBA") or [255])[3::4]) < 255:
@@ -173,9 +173,9 @@ class _FileFormat:
     def _write_deep(self, pixels: Pixels, exif: bytes, options: EncodeOptions) -> bytes:
         mode = _MODES[1 if pixels.ndim == 2 else pixels.shape[2]]
         if mode not in self.deep_modes.split():
-            held = f"16 bits a channel as {self.deep_modes} only" if self.deep_modes else "8 bits a channel only"
+            held = f"16 bits per channel only as {self.deep_modes}" if self.deep_modes else "only 8 bits per channel"
             raise ValueError(
-                f"a {self.name} file holds {held}, and this is {mode} of 16; name the field png, which holds it, or "
+                f"a {self.name} file holds {held}, and this is {mode} with 16; name the field png, which holds it, or "
                 "reduce it to 8 bits: (array // 257).astype(numpy.uint8)"
             )
         if self.name == "PNG":

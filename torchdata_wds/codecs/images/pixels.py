@@ -103,7 +103,7 @@ def _to_uint8(pixels: Pixels) -> Pixels:
 
 
 def to_pil(pixels: Pixels) -> Image:
-    """Makes a PIL image of 8 bits a channel."""
+    """Makes a PIL image of 8 bits per channel."""
     from PIL import Image
 
     return Image.fromarray(_to_uint8(pixels))
@@ -144,7 +144,7 @@ def to_pixels(value: Any, *, channels_first: bool) -> Pixels:
     if kind == "f" and size <= 8:
         return _from_floats(pixels)
     if kind == "b":
-        raise TypeError("images have no truth values; use array.astype(numpy.uint8) * 255")
+        raise TypeError("images have no bool pixels; use array.astype(numpy.uint8) * 255")
     integers = "use .astype(numpy.uint8) if they are 0..255, or .astype(numpy.uint16) if they are 0..65535"
     cure = integers if kind in "iu" else "use uint8, uint16, or float32 in 0..1"
     raise TypeError(f"images have no {pixels.dtype} pixels; {cure}")

@@ -48,7 +48,7 @@ def read_frames(
 ) -> tuple[Pixels, list[float], float | None, float | None]:
     """Decodes a clip; returns its frames, their seconds, the file's rate, and the clip's end. No frame is an error."""
     # At 10 frames a second, start=1, stride=2 and max_frames=2 take the frames at 1.0 and 1.2, and the clip ends at
-    # 1.3, the first one left out; so does its audio. Damage only counts if it reaches a frame that is taken.
+    # 1.3, the first one left out; so does its audio. A damaged frame is an error only if it affects one that is taken.
     with open_media(data) as container:
         rate = _video_of(container, max_bytes).average_rate
     pixels: list[Pixels] = []
@@ -192,7 +192,7 @@ def _to_pixels(frame: Any) -> Pixels:
 def read_samples(
     data: bytes, start: float, end: float | None, max_bytes: int, *, with_video: bool
 ) -> tuple[Values, int, float] | None:
-    """Decodes a clip's audio into float32 (channels, n), its rate, and its first second; None if there is no audio."""
+    """Decodes a clip's audio: float32 (channels, n), its rate, and the second of its first sample; None: no audio."""
     # With video, seconds count as for the frames instead of from the first sample, and pauses are filled with silence.
     # At 8000 samples a second, 0.5 to 1.0 are samples 4000 to 8000: of a part with samples 3584 to 4608, [416:4416] is
     # kept, its last 608. If the audio begins later, at sample 4100, the result says so: 4100 / 8000 = 0.5125.

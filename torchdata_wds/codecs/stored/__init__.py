@@ -50,7 +50,7 @@ __all__ = ["StoredValue", "decode_value", "encode_value"]
 _PICKLE_PROTOCOL = 4
 _I64, _F64, _COMPLEX = struct.Struct("<cq"), struct.Struct("<cd"), struct.Struct("<cdd")
 
-#: Types -> why a value of another type cannot be stored, and what to do; the first match counts.
+#: Types -> why their instances cannot be stored if no writer takes them, and what to do; the first match counts.
 _REASONS: tuple[tuple[Any, str], ...] = (
     (np.ndarray, "a subclass of numpy.ndarray would lose its type; make it a plain array with numpy.array()"),
     (tuple, "a tuple with names would lose them; make it a plain one with tuple()"),

@@ -128,7 +128,7 @@ def encode_npz(value: Any, options: EncodeOptions) -> bytes:
 def decode_tenbin(data: bytes, options: DecodeOptions) -> list[np.ndarray[Any, Any]]:  # noqa: ARG001
     """Decodes tenbin into a list of arrays that own their memory; info strings are dropped."""
     # A chunk of 24 bytes at byte 0 has its prefix at 0..16, its payload at 16..40 and zeros up to 16 + 64 = 80. Damaged
-    # or hostile sizes may be negative or huge: each is compared with the bytes that are there before it allocates any.
+    # or hostile sizes may be negative or huge: each is checked against the data before anything is allocated for it.
     chunks: list[memoryview] = []
     offset = 0
     while offset < len(data):

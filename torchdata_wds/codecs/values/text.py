@@ -54,7 +54,7 @@ def decode_int_or_word(data: bytes, options: DecodeOptions) -> int | bytes:
     except ValueError:
         warn_once(
             "class without a number",
-            "a field class or count does not hold a number, and stays bytes. For str give "
+            "a field class or count does not hold a number, and stays bytes. For str, use "
             ".wds_decode(handle_extension('class count', bytes.decode))",
         )
         return data

@@ -1,7 +1,7 @@
 """Checks how much memory a torch field claims before it is loaded: a few bytes may claim gigabytes.
 
 ``torch.load(weights_only=True)`` runs no foreign code, but calls ``bytearray(n)``, ``torch.Tensor(n)`` and the like
-with the field's numbers. These calls are followed here with stand-ins, and refused if they take more than it may claim.
+with the field's numbers. The reader here follows these calls with stand-ins, and refuses a field that claims too much.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class _Reader(pickle._Unpickler):
     def _take(self, size: int, what: str) -> None:
         self._left -= size
         if self._left < 0:
-            raise ClaimError(f"it asks for {size:,} bytes ({what}), out of all proportion to its size")
+            raise ClaimError(f"it claims {size:,} bytes ({what}), out of all proportion to its size")
 
     def _take_copies(self, values: Iterable[Any], what: str) -> None:
         for value in values:
@@ -238,7 +238,7 @@ def _view(arguments: tuple[Any, ...]) -> _Standin:
     if count and isinstance(storage, _Standin) and storage.storage is not None:
         last = offset + sum((length - 1) * stride for length, stride in zip(shape, strides, strict=True))
         if last >= storage.storage:
-            raise ClaimError(f"a tensor goes on to item {last:,} of a storage of {storage.storage:,}")
+            raise ClaimError(f"a tensor extends to item {last:,} of a storage of {storage.storage:,} items")
     return _Standin(count)
 
 

@@ -1,3 +1,3 @@
-"""The functional forms: one file per stage, each a loop around a plain function of the floors below."""
+"""The functional forms: one file per stage, each a loop around plain functions of the packages below."""
 
 from __future__ import annotations

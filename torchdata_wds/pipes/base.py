@@ -1,4 +1,4 @@
-"""What all pipes share: their base class and the registration of functional names."""
+"""The base class of all pipes, and the registration of functional names."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ functional_forms: dict[str, type[IterDataPipe[Any]]] = {}
 
 
 def _construct(pipe: type[Any], source: Any, /, *args: Any, **kwargs: Any) -> Any:
-    """Makes a pipe for its functional form; torch's own function would not let a field be called ``cls``."""
+    """Makes a pipe for its functional form; torch's own function does not allow a field called ``cls``."""
     try:
         return pipe(source, *args, **kwargs)
     except TypeError as error:
@@ -35,8 +35,8 @@ def _construct(pipe: type[Any], source: Any, /, *args: Any, **kwargs: Any) -> An
 def register(name: str) -> Callable[[P], P]:
     """Registers a pipe under a functional name, a verb; a RuntimeError if another package has the name."""
 
-    # Unlike torch's own decorator it may run twice for the same class. Importing a second time, importlib.reload and
-    # an import that failed half-way all define the same class again: the newer one takes the name over.
+    # Unlike torch's own decorator, it may run twice for the same class: a second import, importlib.reload and an import
+    # that failed half-way all define the class again, and the newer one takes over the name.
     def decorate(cls: P) -> P:
         taken = IterDataPipe.functions.get(name)
         owner = (getattr(taken, "args", None) or (taken,))[0]  # the class, inside torch's functools.partial
@@ -55,5 +55,5 @@ def register(name: str) -> Callable[[P], P]:
 
 
 def in_order(names: Iterable[str]) -> tuple[str, ...]:
-    """Returns names as a tuple, those of a set in the same order in every process."""
+    """Returns names as a tuple; those of a set are sorted, so that their order is the same in every process."""
     return tuple(sorted(names) if isinstance(names, (set, frozenset)) else names)

@@ -1,4 +1,4 @@
-"""The stages of a chain of pipes: what is above each, their names, and the chain as text, much as it was written."""
+"""Describes chains of pipes: the stages above each, their names, and the chain as text, much as it was written."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from torch.utils.data.graph import DataPipe
 from torchdata_wds.storage.secrets.masking import mask_text
 
 _LONGEST = 60
-_LOOKED_AT = 2000  # how much of a long text is searched for secrets
+_LOOKED_AT = 2000  # how many characters of a long text are searched for secrets
 
-#: Arguments of native pipes that say where items come from, besides those that are pipes.
+#: Arguments of native pipes that are shown, besides those that are pipes.
 _NATIVE_ARGUMENTS = ("iterable", "batch_size", "buffer_size", "fn", "filter_fn", "collate_fn", "length", "count")
 
 
 def sources_of(pipe: IterDataPipe[Any]) -> list[IterDataPipe[Any]]:
-    """Returns the pipes that a pipe holds as attributes, alone or in lists; torch's traversal would pickle them."""
+    """Returns the pipes that a pipe holds as attributes, alone or in lists; unlike torch's traversal, never pickles."""
     values = [value if isinstance(value, (list, tuple)) else (value,) for value in vars(pipe).values()]
     return [source for items in values for source in items if isinstance(source, IterDataPipe)]
 
 
 def stages_of(end: IterDataPipe[Any]) -> Iterator[IterDataPipe[Any]]:
-    """Yields a pipe and all above it, each once, by `sources_of`."""
+    """Yields a pipe and all pipes above it, each once, by `sources_of`."""
     waiting, seen = [end], set()
     while waiting:
         stage = waiting.pop(0)
@@ -39,7 +39,7 @@ def stages_of(end: IterDataPipe[Any]) -> Iterator[IterDataPipe[Any]]:
 
 
 class _Values(reprlib.Repr):
-    """Shows values on one line: cut where they are long, functions by their names, without secrets."""
+    """Shows values on one line: long ones shortened, functions by name, secrets masked."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class _Values(reprlib.Repr):
             return str(x.__qualname__).rpartition("<locals>.")[2]
         if type(x) is dict:
             x = {key: "***" if _is_secret(key) else value for key, value in islice(x.items(), self.maxdict + 1)}
-        if type(x) in (set, frozenset):  # which the base class would sort
+        if type(x) in (set, frozenset):  # not sorted, as the base class would
             x = set(islice(x, self.maxset + 1))
         if type(x) in (list, tuple, set, dict, int):
             return super().repr1(x, level)
@@ -75,7 +75,7 @@ value_text = _Values().repr
 
 
 def chain_text(pipe: IterDataPipe[Any]) -> str:
-    """Writes a pipe and all above it as one line, without secrets or default arguments; it never raises."""
+    """Writes a pipe and all above it on one line, without secrets or default arguments; never raises."""
     try:
         stages: dict[int, str] = {}
         sources = [pipe]
@@ -83,17 +83,17 @@ def chain_text(pipe: IterDataPipe[Any]) -> str:
             stages[id(sources[0])] = stage_text(sources[0])
             sources = sources_of(sources[0])
         return ".".join(reversed(stages.values()))
-    except Exception:  # noqa: BLE001  (a debugger may show a pipe whose constructor has not ended)
+    except Exception:  # noqa: BLE001  (a debugger may show a pipe whose constructor is still running)
         return type(pipe).__qualname__
 
 
 def stage_text(pipe: IterDataPipe[Any], *, without: Collection[str] = ()) -> str:
-    """Writes a pipe as its stage in a chain, such as ``wds_map(int)``, without some of its arguments."""
+    """Writes a pipe as a stage of a chain, such as ``wds_map(int)``; omits the arguments `without`."""
     return f"{form_name(pipe)}({', '.join(_arguments(pipe, without))})"
 
 
 def form_name(pipe: IterDataPipe[Any]) -> str:
-    """Returns the functional name; for a source, and where there is none, the short name of the class."""
+    """Returns the functional name, or the short name of the class for a source or a pipe without one."""
     if sources_of(pipe):
         for name, form in IterDataPipe.functions.items():
             if type(pipe) in getattr(form, "args", ()):
@@ -111,7 +111,7 @@ def _arguments(pipe: IterDataPipe[Any], without: Collection[str]) -> Iterator[st
         if not is_ours and name not in _NATIVE_ARGUMENTS and not isinstance(value, IterDataPipe):
             continue
         if parameter.kind is parameter.VAR_POSITIONAL:
-            yield from map(_spec_text, getattr(value, "value", value))  # some are in a `Held`
+            yield from map(_spec_text, getattr(value, "value", value))  # a `Held` may hold them
         elif parameter.kind is parameter.VAR_KEYWORD:
             for key, item in getattr(value, "value", value).items():
                 yield f"{key}=***" if _is_secret(key) else f"{key}={_spec_text(item)}"
@@ -122,7 +122,7 @@ def _arguments(pipe: IterDataPipe[Any], without: Collection[str]) -> Iterator[st
 
 
 def _spec_text(item: Any) -> str:
-    """Writes an argument; alternatives such as ('jpg', 'png') as "jpg;png"."""
+    """Writes an argument, with alternatives such as ('jpg', 'png') as "jpg;png"."""
     is_spec = type(item) is tuple and item and all(isinstance(name, str) for name in item)
     return value_text(";".join(item) if is_spec else item)
 
@@ -134,13 +134,13 @@ def _is_secret(name: object) -> bool:
 def _is_default(value: Any, default: Any) -> bool:
     if value is default:
         return True
-    if default is None:  # options and rules that were not given are empty holders, which another process cannot open
+    if default is None:  # options and rules that were not passed are empty objects
         return repr(value) in ("StorageOptions()", "RewriteRules('')")
     return type(value) is type(default) and bool(value == default)
 
 
 def short_name(pipe: DataPipe) -> str:
-    """Returns the name of a pipe's class as people know it, such as ``Shuffler``."""
+    """Returns the name by which a pipe's class is known, such as ``Shuffler``."""
     return type(pipe).__name__.removeprefix("_").removesuffix("IterDataPipe")
 
 
@@ -151,7 +151,7 @@ def known_name(pipe: DataPipe) -> str:
 
 
 def full_name(value: object) -> str:
-    """Returns the name of a class or function, with its module if it is not of this package, whose files may move."""
+    """Returns the name of a class or function with its module, except in this package, whose files may move."""
     module = str(getattr(value, "__module__", "")).replace("__mp_main__", "__main__")  # in spawned workers
     name = getattr(value, "__qualname__", "")
     return f"torchdata_wds.{name}" if module.startswith("torchdata_wds.") else f"{module}.{name}"

@@ -1,8 +1,8 @@
-"""Warnings about running graphs whose work is not divided among their consumers, with what to write instead.
+"""Warns about running graphs whose work is not divided among their consumers, and says what to write instead.
 
 A pipe does not know what follows it. But while it makes an item, everything that waits for that item is on the stack,
-and torch wraps each pipe's iterator in a frame of its own. So the graph that runs is found from inside, whoever runs
-it: torch's DataLoader, a dataset around the pipe, a reading service or a plain loop.
+and torch wraps each pipe's iterator in a frame of its own. So the running graph can be found from inside, under torch's
+DataLoader, a dataset around the pipe, a reading service or a plain loop.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from torchdata_wds.handlers import warn_once
 from torchdata_wds.pipes.chain_text import known_name, short_name
 from torchdata_wds.pipes.pickling import Held
 
-# What code calls that divides by the worker's number, or also by the rank; WebDataset's own has the second name.
+# Functions called by code that divides by the worker's number, or also by the rank; the second is WebDataset's.
 _WORKER_NAMES = {"get_worker_info", "pytorch_worker_info"}
 _PLACE_NAMES = {*_WORKER_NAMES, "get_rank", "get_world_size"}
 # Stages that yield the items of all their sources, and those that pair them by position.
@@ -37,24 +37,24 @@ _MERGERS = {"Concater", "Multiplexer", "MultiplexerLongest", "SampleMixer", "Sam
 _ZIPPERS = {"Zipper", "ZipperLongest"}
 # Stages that keep a single item single, whatever they do to it.
 _KEEPERS = {"Mapper", "WdsMapper", "Cycler", "Repeater", "InMemoryCacheHolder"}
-# Stages that look things up in their further sources, by key or in a function: each consumer needs all of those items.
+# Stages that look up items of their other sources, by key or in a function: each consumer needs all of those items.
 _LOOKUPS = {"IterKeyZipper", "MapKeyZipper", "StageComposer"}
 
 _NO_FILTER = (
     "sharding",
-    "shards are read in several workers or ranks with no .sharding_filter() before .load_wds_shards(): every one of "
-    "them reads every shard, so each sample comes several times (unless each was given shards of its own)",
+    "shards are read in several workers or ranks with no .sharding_filter() before .load_wds_shards(): each of them "
+    "reads every shard, so each sample comes several times (unless each has its own list of shards)",
 )
 _LATE_FILTER = (
     "late",
-    "shards are read in several workers or ranks, and the .sharding_filter() stands after the stage that reads them: "
+    "shards are read in several workers or ranks, and the .sharding_filter() comes after the stage that reads them: "
     "each sample comes once, but every worker reads every shard. Put the filter before .load_wds_shards(), as in "
     ".list_shards().shuffle().sharding_filter().load_wds_shards()",
 )
 
 
 class _Checked:
-    """The graph that was checked last: its last pipe, the ids of all, and whether one has made a reader of its own."""
+    """The graph checked last: its last pipe, the ids of all pipes, and whether one has created its own reader."""
 
     def __init__(self, root: Any, pipes: set[int]) -> None:
         self.root = weakref.ref(root)
@@ -65,7 +65,10 @@ _checked: _Checked | None = None
 
 
 def warn_about_workers(pipe: IterDataPipe[Any]) -> None:
-    """Warns, once a process, if the consumers of a pipe that is about to read shards do not divide the work."""
+    """Warns, once per process, if the consumers of a pipe that is about to read shards do not divide the work."""
+    # Called at the first item, not at construction: only then has torch told each worker its place, and the graph that
+    # runs is on the stack. A reader outside that graph was created by one of its stages, such as wds_compose(f): unless
+    # that stage gets only a part of the items, all consumers may read the same shards through it.
     if in_stock_worker() and not consumers.is_joined() and not stock_place().number:
         warn_once(
             "join",
@@ -82,7 +85,6 @@ def warn_about_workers(pipe: IterDataPipe[Any]) -> None:
         checked = check_division(root, for_reader=True)
     if checked is None or id(pipe) in checked.pipes or checked.is_entered:
         return
-    # A stage of the graph has made a reader of its own, which may read the same in all consumers.
     checked.is_entered = True
     stage = next((outer for outer in running if id(outer) in checked.pipes), root)
     graph = graph_of(stage)
@@ -97,8 +99,8 @@ def warn_about_workers(pipe: IterDataPipe[Any]) -> None:
 
 
 def check_division(root: Any, *, workers: int | None = None, for_reader: bool = False) -> _Checked | None:
-    """Warns, once a process, if the consumers of the graph that ends in `root` and runs here do not divide it."""
-    # `workers` is given by a main process that will tell its workers their places. Readers warn by themselves.
+    """Warns, once per process, if the consumers of the graph that ends in `root` and runs here do not divide it."""
+    # A main process passes `workers` if it will tell them their places. Readers of shards issue their own warning.
     global _checked
     graph = graph_of(root) if (_warns() if workers is None else workers * _ranks() > 1) else None
     if graph is None:
@@ -109,14 +111,14 @@ def check_division(root: Any, *, workers: int | None = None, for_reader: bool = 
     if workers is None and _warn_of_untold(pipes, root):
         return _checked
     for warning in warnings:
-        warn_once(warning, warning)  # each branch once
+        warn_once(warning, warning)  # once for each branch
     if share == "all" and any(map(_reads_shards, pipes)):
         if not _divides_itself():
             warn_once(*_NO_FILTER)
     elif share == "all" and not for_reader and all(map(known_name, pipes)):
         warn_once(
             "unfiltered",
-            "this graph has no .sharding_filter(): each worker or rank gives all of its items, so they come several "
+            "this graph has no .sharding_filter(): each worker or rank yields all of its items, so they come several "
             "times. Put one after .shuffle(), before the stages that do the work",
         )
     elif any(isinstance(pipe, ShardingFilter) and any(map(_reads_shards, upstream(pipe))) for pipe in pipes):
@@ -129,8 +131,10 @@ def _reads_shards(pipe: Any) -> bool:
 
 
 def _share_of(pipe: Any, sources: DataPipeGraph) -> tuple[str, list[str]]:
-    """Returns each consumer's share of a pipe's items, and warnings about branches that are not divided as others."""
-    # The share is a "part" of the items, "all", the same single one ("constant"), or what it chooses itself ("own").
+    """Returns each consumer's share of a pipe's items, and warnings about branches divided unlike others."""
+    # Of 10 samples, 3 consumers get 4, 3 and 3 after a filter ("part"), or 10 each without one ("all"). A source may
+    # also repeat a single item ("constant"), or divide in code of its own ("own"). Branches must match: if zip pairs
+    # consumer 1's samples 1, 4 and 7 with all labels, sample 1 meets label 0, and sample 4 meets label 1.
     if hasattr(type(pipe), "apply_sharding"):
         return "part", []
     if not sources:
@@ -143,16 +147,16 @@ def _share_of(pipe: Any, sources: DataPipeGraph) -> tuple[str, list[str]]:
     shares = [share for _, share, _ in found]
     if "part" in shares:
         for number, (source, share, _) in enumerate(found):
-            # A constant may meet whatever comes. A stage of another package may need all items of its second source,
-            # but rarely reads shards for that.
+            # A constant may be zipped with anything. A stage of another package may need all items of its second
+            # source, but rarely reads shards for that.
             is_doubled = share == "all" or (share == "constant" and name not in _ZIPPERS)
             if is_doubled and (name in _ZIPPERS | _MERGERS or any(map(_reads_shards, upstream(source)))):
                 warnings.append(_describe_branch(pipe, number, source))
         return "part", warnings
     if _heeds_place(pipe):
         return "own", warnings
-    # The most shared source decides: what is made of items that every consumer reads comes several times. One
-    # constant item for all does not count as doubled, as long as only _KEEPERS handle it.
+    # The most shared source decides, since what is made of items that every consumer reads comes several times. A
+    # constant does not count as doubled while only _KEEPERS handle it.
     share = next(share for share in ("all", "constant", "own") if share in shares)
     return ("all" if share == "constant" and name not in _KEEPERS else share), warnings
 
@@ -163,14 +167,14 @@ def _share_of_source(pipe: Any) -> str:
     if isinstance(pipe, IterableWrapper):
         kind = type(pipe.iterable)
         if kind.__module__ not in ("builtins", "collections", "itertools", "torch", "numpy"):
-            return "own"  # a dataset of the user's, which may divide by the worker's number
+            return "own"  # a user's dataset, which may divide by the worker's number
         is_one = kind.__name__ == "repeat" or (isinstance(pipe.iterable, Sized) and len(pipe.iterable) == 1)
         return "constant" if is_one else "all"
     return "own" if _heeds_place(pipe) or inspect.ismethod(getattr(pipe, "set_seed", None)) else "all"
 
 
 def _heeds_place(pipe: Any) -> bool:
-    """Returns whether a pipe of another package, or a function in any pipe, calls for its worker's number or rank."""
+    """Returns whether a pipe of another package, or a function in any pipe, looks up its worker's number or rank."""
     held = [value.value if isinstance(value, Held) else value for value in vars(pipe).values()]
     if not known_name(pipe):  # a MapDataPipe has no __iter__
         held.append(inspect.unwrap(getattr(type(pipe), "__iter__", lambda: None)))
@@ -185,11 +189,11 @@ def _calls(names: set[str], function: Any) -> bool:
 def _describe_branch(pipe: Any, number: int, source: Any) -> str:
     name = short_name(pipe)
     chain = " <- ".join(map(short_name, upstream(source)))
-    cure = "several times together. Give it a .sharding_filter() of its own"
+    cure = "several times in total. Give it its own .sharding_filter()"
     if known_name(pipe) in _ZIPPERS:
         cure = (
-            f"and meet the wrong items of the others. Put one .sharding_filter() after the {name}, in place of those "
-            "before it, or divide both branches alike"
+            f"and are paired with the wrong items of the others. Put one .sharding_filter() after the {name}, in place "
+            "of those before it, or divide both branches alike"
         )
     return (
         f"only some branches of {name} are divided among workers or ranks: source {number}, counted from 0, "
@@ -198,12 +202,12 @@ def _describe_branch(pipe: Any, number: int, source: Any) -> str:
 
 
 def running_pipes() -> list[Any]:
-    """Returns the pipes that wait for an item of this thread, from the nearest to the last of the graph."""
+    """Returns the pipes that wait for an item from this thread, from the nearest to the last of the graph."""
     pipes = _pipes_on(sys._getframe(1))
     if threading.current_thread() is threading.main_thread():
         return pipes
-    # A thread of prefetch, or of a stage that calls functions in threads, does not have on its stack what waits for it.
-    # The last pipe of the graph that this process runs stands for that, where it is known.
+    # The pipes that wait for a thread of prefetch, or of a stage that calls functions in threads, are not on its stack.
+    # The last pipe of the graph that this process runs takes their place, if it is known.
     root = None if _checked is None else _checked.root()
     if isinstance(dataset := getattr(get_worker_info(), "dataset", None), IterDataPipe):
         root = vars(dataset).get("_datapipe", dataset)
@@ -226,7 +230,7 @@ def _pipes_on(frame: FrameType | None) -> list[Any]:
 
 
 def _frames(frame: FrameType | None) -> Iterator[FrameType]:
-    """Yields the frames of a stack, from this one out, that this process itself entered."""
+    """Yields the frames of a stack that this process itself entered, innermost first."""
     # A forked worker's stack has its parent's at its base; pipes that wait there are not waiting for this process.
     while frame is not None and frame.f_globals.get("__name__") != "multiprocessing.process":
         yield frame
@@ -234,7 +238,7 @@ def _frames(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def _workers() -> Place:
-    """Which of how many workers of one loader this process is."""
+    """Returns the place of this process among the workers of its loader."""
     worker = get_worker_info()
     return stock_place() if worker is None else Place(worker.num_workers, worker.id)
 
@@ -249,9 +253,9 @@ def _warns() -> bool:
 
 
 def _divides_itself() -> bool:
-    """Returns whether code of the user calls for the worker's number, to choose its shards by it."""
-    # That code may be running, or have run in torch's worker: a dataset may return the iterator of a pipe that it has
-    # made, and ``worker_init_fn`` may change the dataset.
+    """Returns whether user code looks up the worker's number, to choose shards by it."""
+    # That code may be running, or have run earlier in torch's worker: a dataset may return the iterator of a pipe that
+    # it made, and ``worker_init_fn`` may change the dataset.
     if _asks(getattr(type(getattr(get_worker_info(), "dataset", None)), "__iter__", None)):
         return True
     for frame in _frames(sys._getframe(1)):
@@ -267,13 +271,13 @@ def _divides_itself() -> bool:
 
 def _asks(function: Any) -> bool:
     if isinstance(function, functools.partial):
-        # torch's own function calls for it to tell a pipe its place, and holds the user's function, if there is one.
+        # torch's own function looks it up to divide a pipe's work, and holds the user's function, if there is one.
         function = function.args[0] if function.func is _sharding_worker_init_fn else function.func
     return callable(function) and _calls(_WORKER_NAMES, inspect.unwrap(function))
 
 
 def _is_held(root: Any, holder: Any) -> bool:
-    """Returns whether a dataset holds a graph, at any depth, so that it was made before the workers were."""
+    """Returns whether a dataset holds a graph, at any depth; if so, the graph was made before the workers."""
     held, seen = [holder], set[int]()
     while held:
         value = held.pop()
@@ -286,9 +290,9 @@ def _is_held(root: Any, holder: Any) -> bool:
 
 
 def _warn_of_untold(pipes: list[Any], root: Any) -> bool:
-    """Warns if the filters of a graph do not know its consumers; returns whether that is so."""
+    """Warns if the filters of a graph do not know its consumers; returns whether they do not."""
     counts = any(short_name(pipe) == "EpochCounter" for pipe in pipes)
-    # A resampler divides nothing, and finds out its place by itself. Counting epochs needs the filter.
+    # A resampler divides nothing and finds its own place. Counting epochs needs the filter.
     resamplers = [pipe for pipe in pipes if known_name(pipe) == "ShardResampler"]
     own = set() if counts else {id(pipe.source_datapipe) for pipe in resamplers}
     filters = [pipe for pipe in pipes if isinstance(pipe, ShardingFilter) and id(pipe) not in own]
@@ -296,20 +300,20 @@ def _warn_of_untold(pipes: list[Any], root: Any) -> bool:
     untold = {_untold(found.groups, workers, ranks) for found in filters}
     if "workers" in untold:
         if _divides_itself() and not _is_held(root, getattr(get_worker_info(), "dataset", None)):
-            return True  # each worker has made a graph for shards of its own
+            return True  # each worker has made a graph for its own shards
         warn_once(
             "wrapped",
             f"the .sharding_filter() (or .split_shards()) of this graph was never told of the {workers} workers that "
-            f"run it: every worker reads everything, and each sample comes {workers} times. torch tells it only where "
-            "the pipe itself is the DataLoader's dataset, not inside another dataset. Give the pipe itself to "
+            f"run it: every worker reads everything, and each sample comes {workers} times. torch tells it only if "
+            "the pipe itself is the DataLoader's dataset, not inside another dataset. Pass the pipe itself to "
             "DataLoader, or use DataLoader2 with WorkersReadingService, or call torch.utils.data.graph_settings."
             "apply_sharding(pipe, num_workers, worker_id) in each worker before it iterates",
         )
     elif "ranks" in untold:
         warn_once(
             "ranks",
-            f"each of the {ranks} ranks of torch.distributed reads everything (unless each was given shards of its "
-            "own), because the .sharding_filter() or .split_shards() of this graph was never told of them. Give the "
+            f"each of the {ranks} ranks of torch.distributed reads everything (unless each has its own list of "
+            "shards), because the .sharding_filter() or .split_shards() of this graph was never told of them. Pass the "
             "pipe itself to torch's DataLoader, or use DataLoader2 with WorkersReadingService(n, distributed=True), or "
             "call torch.utils.data.graph_settings.apply_sharding(pipe, world_size, rank) before iterating",
         )
@@ -317,9 +321,9 @@ def _warn_of_untold(pipes: list[Any], root: Any) -> bool:
 
 
 def _untold(groups: dict[Any, tuple[int, int]], workers: int, ranks: int) -> str | None:
-    """Returns which consumers a filter does not know, by the groups that it was told."""
-    # torch's DataLoader tells workers and ranks as one number (2 workers on 2 ranks are a DEFAULT of 4), services each
-    # by itself. Ranks told by hand may be fewer than those of torch.distributed: ranks of one replica read the same.
+    """Returns which consumers a filter does not know, judging by its groups."""
+    # torch's DataLoader sets workers and ranks as one number (2 workers on 2 ranks are a DEFAULT of 4), services as
+    # two. A user may set fewer ranks than torch.distributed has: ranks of one model replica read the same data.
     default = groups.get(SHARDING_PRIORITIES.DEFAULT)
     if default is not None:
         count = default[0]

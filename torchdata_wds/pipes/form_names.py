@@ -1,7 +1,7 @@
-"""Names of forms that are not registered: WebDataset's, which are others here, and torchdata's before its import.
+"""Handles names of forms that are not registered: WebDataset's, which differ here, and torchdata's before its import.
 
-Attributes that no pipe has are looked up in ``IterDataPipe.__getattr__``, for native pipes too; `install` puts a lookup
-before torch's own. A name of WebDataset stays an AttributeError (``hasattr`` is False) that says what to write here.
+Python looks up missing attributes in ``IterDataPipe.__getattr__``, for native pipes too; `install` adds a lookup before
+torch's own. A name of WebDataset still raises an AttributeError (``hasattr`` is False), which says what to write here.
 The first use of a name of torchdata imports torchdata, which registers its forms.
 """
 
@@ -17,17 +17,17 @@ from torch.utils.data import IterDataPipe
 from torchdata_wds.handlers import warn_once
 from torchdata_wds.pipes.chain_text import stages_of
 
-#: Names of WebDataset that are those of forms here without ``wds_``.
+#: WebDataset's names that are forms here with the prefix ``wds_``.
 SHORTER = ("compose", "decode", "extract_keys", "map_dict", "map_tuple", "rename", "rename_keys", "to_tuple")
 
-#: What WebDataset, in its releases 0.1 to 1.0, calls something that has another name here.
+#: Methods of WebDataset, releases 0.1 to 1.0, that have another name here.
 METHODS = {
     "append": "a pipe never changes: chain a form instead, as pipe = pipe.wds_map(f)",
     "associate": "write .wds_map(f), where f adds what belongs to the sample",
     "batched": "write .batch(n).collate(wds_collate); partial=False is .batch(n, drop_last=True)",
     "cache": "write .cache_shards(folder) before .load_wds_shards(), or .cache_samples(file)",
     "cached": "write .in_memory_cache(), or .cache_samples(file)",
-    "close": "nothing is open outside an iteration; the workers end with loader.shutdown()",
+    "close": "no file stays open outside an iteration; the workers end with loader.shutdown()",
     "dbcache": "write .cache_samples(file, max_samples=n)",
     "ddp_equalize": 'write .wds_epoch(n), or .split_shards(index=True, even="pad") in place of .sharding_filter()',
     "detshuffle": "write .wds_shuffle(n), and give the loader a seed: WorkersReadingService(n, seed=s)",
@@ -59,7 +59,7 @@ METHODS = {
     "xdecode": 'write .wds_decode(handle_extension("left.png", f), only="left.png")',
 }
 
-#: What the package of WebDataset exports, besides functions that are also methods.
+#: Names that WebDataset's package exports, besides functions that are also methods.
 EXPORTS = {
     "Continue": "a decoder function returns None to pass a field on",
     "DataPipeline": "a pipeline is a chain of forms: IterableWrapper(urls).list_shards()...",
@@ -79,22 +79,22 @@ EXPORTS = {
     "WebLoader": "write DataLoader2(pipe, reading_service=WorkersReadingService(n)), or torch's DataLoader",
     "gopen": "write .load_wds_shards(), which opens URLs itself",
     "gopen_schemes": "another scheme is fsspec.register_implementation(...)",
-    "gzfilter": ".wds_decode() takes compression off by itself",
+    "gzfilter": ".wds_decode() decompresses fields itself",
     "imagehandler": 'write .wds_decode("rgb"), or image_decoder("rgb")',
-    "non_empty": "a pattern that matches nothing raises by itself",
-    "numpy_dumps": "the writers encode arrays by themselves",
-    "pipe_cleaner": "samples keep their URL as it is",
+    "non_empty": "a pattern that matches nothing always raises",
+    "numpy_dumps": "the writers encode arrays",
+    "pipe_cleaner": "samples keep their URL unchanged",
     "pipelinefilter": "write .wds_compose(f, *args)",
     "pytorch_weights_only": "the fields pth and pt are always read with weights only",
     "shardspec": "write load_dataset(file)",
     "single_node_only": "the loader divides the shards among nodes",
     "tarfile_samples": "write .load_wds_shards().group_by_key()",
-    "torch_dumps": "the writers encode tensors by themselves",
+    "torch_dumps": "the writers encode tensors",
     "torch_loads": "write .wds_decode()",
     "transform_with": "write .wds_map(f)",
 }
 
-#: Arguments that WebDataset's methods take, by the form that has the method's name or place here.
+#: Arguments of WebDataset's methods, by the form that has the method's name or role here.
 ARGUMENTS = {
     "batch": {
         "batchsize": "write .batch(n)",
@@ -135,7 +135,7 @@ TORCHDATA_FORMS = frozenset(
     """.split()  # noqa: SIM905  (a list would have a line for each)
 )
 
-#: What to write where torchdata cannot be imported.
+#: What to write if torchdata cannot be imported.
 _WITHOUT_TORCHDATA = {
     **dict.fromkeys(("cycle", "repeat"), ".wds_epoch(n) passes over its source again and again"),
     **dict.fromkeys(("header", "slice"), ".wds_compose(itertools.islice, n) takes the first n items"),
@@ -150,7 +150,7 @@ _WITHOUT_TORCHDATA = {
     "set_length": "len() is known after .split_shards(index=True).load_wds_shards().group_by_key()",
 }
 
-#: Forms of torchdata that have WebDataset's name and do something else.
+#: Forms of torchdata that share a name with WebDataset's but do something else.
 _OTHER_MEANING = {
     "repeat": (
         ".repeat(n) is torchdata's form, which yields each item n times in a row. For n passes over the data write "
@@ -165,14 +165,14 @@ _OTHER_MEANING = {
 }
 
 
-#: Forms of torch and torchdata whose calls are checked, because WebDataset's users write them in its way.
+#: Forms of torch and torchdata whose calls are checked for the arguments of WebDataset's.
 _CHECKED = {"batch", "filter", "map", "shuffle", *_OTHER_MEANING}
 
 
 def install(import_torchdata: Callable[[], object]) -> None:
-    """Puts the lookup of names before torch's own; idempotent. `import_torchdata` may raise an ImportError."""
+    """Adds the lookup of names before torch's own; idempotent. `import_torchdata` may raise an ImportError."""
     found = IterDataPipe.__getattr__
-    torchs = getattr(found, "torchs", found)  # the package may be imported, or its modules reloaded, several times
+    torchs = getattr(found, "torchs", found)  # the package's modules may be imported or reloaded several times
 
     def look_up(pipe: IterDataPipe[Any], name: str) -> Any:
         if name[:1] != "_":
@@ -192,7 +192,7 @@ def install(import_torchdata: Callable[[], object]) -> None:
                 return _checked(name, pipe, torchs(pipe, name))
         return torchs(pipe, name)
 
-    # Torch looks this up at every item of every pipe, in vain for most: an exception each time, 850 ns against 190.
+    # Torch looks this up for every item of every pipe: 190 ns, but 850 ns with an exception because it is missing.
     IterDataPipe._is_child_datapipe = False  # type: ignore[attr-defined]
     look_up.torchs = torchs  # type: ignore[attr-defined]
     IterDataPipe.__getattr__ = look_up  # type: ignore[method-assign]
@@ -210,11 +210,11 @@ def _checked(name: str, pipe: IterDataPipe[Any], form: Callable[..., Any]) -> Ca
             )
         if name in _OTHER_MEANING:
             if not (args or kwargs) or argument_hint(name, names):
-                raise TypeError(_OTHER_MEANING[name])  # torch would only say that an argument is wrong
+                raise TypeError(_OTHER_MEANING[name])  # torch's own error would not help
             grouper = IterDataPipe.functions["group_by_key"].args[0]  # type: ignore[attr-defined]
             if any(isinstance(stage, grouper) for stage in stages_of(pipe)):  # over URLs, torchdata's form is meant
                 warn_once(name, _OTHER_MEANING[name])
-        elif callable(args[1:2] and args[1]):  # WebDataset's second argument; torch would take it for a flag or column
+        elif callable(args[1:2] and args[1]):  # WebDataset's second argument, a flag or column to torch
             names.append("collation_fn" if name == "batch" else "handler")
         if hint := argument_hint(name, names):
             raise TypeError(f"torch's .{name}() has no such argument: {hint}")
@@ -235,13 +235,13 @@ def _hint(name: str) -> str:
 
 
 def export_hint(name: str) -> str:
-    """Says what to write for a name that WebDataset's package exports; "" where it does not."""
+    """Returns what to write for a name that WebDataset's package exports; "" if it does not."""
     if name in EXPORTS:
         return f"it is WebDataset's; here {EXPORTS[name]}"
     return _hint(name) or (f"{name} is a form: write .{name}(...)" if name in IterDataPipe.functions else "")
 
 
 def argument_hint(form: str, names: Iterable[str]) -> str | None:
-    """Says what to write for an argument of WebDataset that a form does not take; None if there is none."""
+    """Returns what to write for an argument of WebDataset that a form does not take; None for other arguments."""
     known = ARGUMENTS.get(form, {})
     return next((known[name] for name in names if name in known), None)

@@ -1,4 +1,4 @@
-"""Where an exception of a user's function happened: the stage, its functions and the sample, as a note on it."""
+"""Adds a note to an exception of a user's function: the stage, its functions and the sample."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torchdata_wds.storage import mask_url
 
 
 class Latest:
-    """Remembers the sample that a stage made its last item from, where the item itself does not name it."""
+    """Remembers the sample from which a stage made its last item, if the item itself does not name it."""
 
     __slots__ = ("sample",)
 
@@ -31,7 +31,7 @@ class Latest:
 
 
 def note_failure(error: BaseException, pipe: IterDataPipe[Any], item: Any = None, part: str | None = None) -> None:
-    """Adds a note with the stage (or the `part` that failed) and the sample of `item`, unless there is one."""
+    """Adds a note with the stage (or the `part` of it that failed) and the sample of `item`, unless it has one."""
     if isinstance(error, WdsError) and (error.key is not None or error.shard is not None):
         return  # the package's own exceptions name their sample themselves
     with suppress(Exception):  # the repr of a user's object may raise anything
@@ -44,20 +44,20 @@ def note_failure(error: BaseException, pipe: IterDataPipe[Any], item: Any = None
 
 
 def note_source_failure(error: BaseException, pipe: IterDataPipe[Any] | None = None) -> None:
-    """Adds a note to an exception caught by `pipe`: its traceback has the innermost pipe, and its sample."""
+    """Adds a note to an exception caught by `pipe`, with the innermost pipe of its traceback and that one's sample."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     first = 0
     for number, frame in enumerate(frames):
         if isinstance(frame.f_locals.get("self"), IterDataPipe):
             pipe, first = frame.f_locals["self"], number
     if pipe is not None:
-        # A generator function of the user's, run by wds_compose, has the sample in its own frame, inside the pipe's.
+        # A user's generator function in wds_compose has the sample in its own frame, inside the pipe's.
         values = (value for frame in frames[first : first + 4] for value in reversed(frame.f_locals.values()))
         note_failure(error, pipe, next((value for value in values if _place(value)), None))
 
 
 def _latest(pipe: IterDataPipe[Any]) -> Any:
-    """Returns the sample that a stage above made an item from, if all between yield one item for one."""
+    """Returns the sample from which a stage above made its item, if all stages between yield one item for each."""
     while len(sources := sources_of(pipe)) == 1:
         (pipe,) = sources
         latest = vars(pipe).get("_latest")
@@ -69,7 +69,7 @@ def _latest(pipe: IterDataPipe[Any]) -> Any:
 
 
 def _place(item: Any) -> str | None:
-    """Returns which sample, member or batch an item is; None if it does not say."""
+    """Names the sample, member or batch that an item is; None if it is none of these."""
     if isinstance(item, dict) and "__key__" in item:
         return name_sample(item)[0]
     if isinstance(item, ShardMember):

@@ -1,4 +1,4 @@
-"""What pipes hold that cannot be pickled: hidden from graph traversal, and named in the errors of other processes."""
+"""Handles what pipes hold that cannot be pickled: hides it from graph traversal, and names it in errors."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from torch.utils.data import IterDataPipe
 
 from torchdata_wds.pipes.chain_text import form_name, stages_of
 
-#: Where graphs are copied by plain pickle, and the variable that holds the graph there. Others, such as copy, dill and
-#: cloudpickle, can do more.
+#: Functions that copy graphs by plain pickle, with the variable that holds the graph. Others, such as copy, dill and
+#: cloudpickle, can copy lambdas too.
 _COPIERS = {
     ("torchdata.dataloader2.graph._serialization", "clone"): "obj",
     ("torch.utils.data.datapipes.datapipe", "__getstate__"): "self",
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class Held(Generic[T]):
-    """Hides a collection from graph traversal, which pickles every one that a pipe holds: lambdas would end it."""
+    """Hides a collection from graph traversal, which pickles every collection of a pipe and fails at a lambda."""
 
     __slots__ = ("value",)
 
@@ -40,7 +40,7 @@ class Held(Generic[T]):
 
 
 def parts_of(value: Any) -> list[Any]:
-    """Returns what a partial, a `Held` or a collection holds; of long ones, which are lists of shards, the first."""
+    """Returns the contents of a partial, a `Held` or a collection; only the first of a long one, a list of shards."""
     if isinstance(value, functools.partial):
         return [value.func, *value.args, *value.keywords.values()]
     if isinstance(value, dict):
@@ -51,7 +51,7 @@ def parts_of(value: Any) -> list[Any]:
 
 
 def check_functions(pipe: IterDataPipe[Any], caller: FrameType) -> None:
-    """Raises a PicklingError that names the stage with a lambda or inner function, if plain pickle is the caller."""
+    """Raises a PicklingError that names the stage with a lambda or inner function, if called by plain pickle."""
     variable = _COPIERS.get((caller.f_globals.get("__name__", ""), caller.f_code.co_name))
     if variable is None:
         return
@@ -65,13 +65,13 @@ def check_functions(pipe: IterDataPipe[Any], caller: FrameType) -> None:
                 place = f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}"
                 raise pickle.PicklingError(
                     f"{form_name(stage)} holds {kind} ({place}), which cannot be sent to another process: "
-                    "DataLoader2, and workers that are started by spawn or forkserver, copy the graph by pickle. Use a "
+                    "DataLoader2, and workers started by spawn or forkserver, copy the graph with pickle. Use a "
                     "function of a module (functools.partial(f, x=1) keeps arguments), or install dill"
                 )
 
 
 def _functions(values: Iterable[Any], depth: int = 4) -> Iterator[FunctionType]:
-    """Yields the functions among arguments, in partials and small collections too."""
+    """Yields the functions among arguments, including those in partials and collections."""
     for value in values:
         if isinstance(value, FunctionType):
             yield value
@@ -80,7 +80,7 @@ def _functions(values: Iterable[Any], depth: int = 4) -> Iterator[FunctionType]:
 
 
 class _MainFinder(pickle.Pickler):
-    """Pickles the arguments of a stage, and notes the first thing in them that is defined in ``__main__``."""
+    """Pickles the arguments of a stage, and notes the first object in them that is defined in ``__main__``."""
 
     def __init__(self) -> None:
         super().__init__(io.BytesIO(), pickle.HIGHEST_PROTOCOL)
@@ -96,7 +96,7 @@ class _MainFinder(pickle.Pickler):
 
 
 def check_main_functions(end: IterDataPipe[Any], others: Iterable[Any] = ()) -> None:
-    """Raises a RuntimeError that names the stage with a function of a main module that workers cannot import."""
+    """Raises a RuntimeError that names the stage with a function of a main module, if workers cannot import that."""
     main = sys.modules["__main__"]
     if getattr(getattr(main, "__spec__", None), "name", None) or getattr(main, "__file__", None):
         return
@@ -104,12 +104,12 @@ def check_main_functions(end: IterDataPipe[Any], others: Iterable[Any] = ()) -> 
         finder = _MainFinder()
         try:
             finder.dump(values)
-        except Exception:  # noqa: BLE001  (what cannot be pickled is reported when it is sent)
+        except Exception:  # noqa: BLE001  (a failure to pickle is reported when the graph is sent)
             continue
         if finder.found is not None:
             raise RuntimeError(
-                f"{holder} holds {finder.found}, which is defined in __main__. That is not a file here, but a "
-                "notebook, python -c or the like, and workers started by spawn or forkserver cannot import it. Put it "
-                "into a module, a .py file of its own, and import it; or start workers with "
+                f"{holder} holds {finder.found}, which is defined in __main__. Here that is not a file but a "
+                "notebook, python -c or the like, which workers started by spawn or forkserver cannot import. Move it "
+                "to a module, a .py file of its own, and import it; or start workers with "
                 "multiprocessing_context='fork'"
             )

@@ -1,4 +1,4 @@
-"""The seeds of random pipes: by epoch and place, and by pass within a stream, in orders that all consumers agree on."""
+"""Seeds random pipes by epoch and place, and by pass within a stream, in orders that all consumers agree on."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Seed:
 
     def __init__(self) -> None:
         self.seed: int | None = None
-        self.epoch = 0  # how many have begun since the seed was set
+        self.epoch = 0  # the number of epochs begun since the seed was set
 
     def set(self, seed: int) -> None:
         """Sets the seed and counts epochs from here."""
@@ -43,7 +43,7 @@ class Seed:
 
 
 class Seeded:
-    """A pipe that draws at random: the coming epochs follow from its seed, their number and the consumer's place."""
+    """A random pipe: each epoch's draws follow from its seed, the epoch's number and the consumer's place."""
 
     _seed: Seed
 
@@ -56,9 +56,9 @@ class Seeded:
 class Passes:
     """Seeds the random pipes of a graph at the beginning of each pass over it.
 
-    A service seeds pipes at each epoch: in the middle of a pass, and at a different place of it in every consumer. So
-    a stream keeps the seeds that it began with, and the orders of its pass p follow from these and from p alone, alike
-    in all consumers upstream of ``sharding_filter``. Pipes that were never seeded draw from torch's global generator.
+    A service seeds pipes at each epoch, when every consumer is at a different place in the middle of a pass. So a
+    stream keeps the seeds that it began with, and the orders of its pass p depend only on these and on p; upstream of
+    ``sharding_filter`` they are the same in all consumers. Unseeded pipes draw from torch's global generator.
     """
 
     def __init__(self, pipe: IterDataPipe[Any]) -> None:
@@ -66,12 +66,12 @@ class Passes:
         self._given: list[tuple[Any, int]] = []
 
     def begin_stream(self, agreed_seed: int | None = None) -> None:
-        """Notes the seeds that the random pipes have now; those that do not tell theirs use one that all agree on."""
+        """Notes the current seeds of the random pipes; those that do not expose theirs get one that all agree on."""
         pipes = {id(found): found for found in upstream(self._pipe)}
         agreed = above_filters(pipes.values())
         random = [pipe for pipe in pipes.values() if inspect.ismethod(getattr(pipe, "set_seed", None))]
         told = [(pipe, _seed_of(pipe)) for pipe in random]
-        # A pipe of another package does not tell its seed: it gets one that follows from a seed that all agree on.
+        # A pipe of another package does not expose its seed, so it gets one derived from a seed that all agree on.
         known = [] if agreed_seed is None else [agreed_seed]
         known += [seed for pipe, seed in told if id(pipe) in agreed and isinstance(seed, int)]
         place = place_of(self._pipe)
@@ -83,12 +83,12 @@ class Passes:
                 self._given.append((pipe, seed))
 
     def begin_pass(self, number: int) -> None:
-        """Seeds the random pipes for a pass; number 0 has the seeds that were given."""
+        """Seeds the random pipes for a pass; pass 0 has the seeds noted at the start."""
         for pipe, seed in self._given:
             pipe.set_seed(mix(seed, "pass", number) if number else seed)
 
 
-_UNKNOWN: Any = object()  # the seed of a pipe that does not tell it; that of a pipe which was never seeded is None
+_UNKNOWN: Any = object()  # the seed of a pipe that does not expose it; an unseeded pipe has None
 
 
 def _seed_of(pipe: Any) -> Any:

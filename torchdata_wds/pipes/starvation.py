@@ -1,11 +1,11 @@
-"""Consumers without a shard, and endless sources from which nothing comes: found from inside the running graph.
+"""Finds consumers without a shard, and endless sources that yield nothing, from inside the running graph.
 
-An endless source cannot see what becomes of its items, and a stage that waits for one cannot see that none will come.
+An endless source cannot see what happens to its items, and a stage that waits for one cannot see that none will come.
 But while the source makes an item, every stage that waits for it is on the stack, and torch counts what each has
 yielded. So once every shard has been drawn, ten times on average, the nearest stage that has yielded nothing in all
 that time is the one that drops everything. Stages that may hold many items before the first (a shuffle, a batch) are
-never blamed: those before them are examined, and those after them once they yield something. Stages and generator
-functions of the user may do either, and are blamed late.
+never blamed: the stages before them are checked, and those after them once they yield something. A user's stages and
+generator functions may hold or drop items, and are blamed late.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from torchdata_wds.pipes.samples.map import ItemMapper
 
 _EMPTY_PASSES = 10  # a source that yields nothing in this many passes never will
 _MOST_EMPTY_PASSES = 100  # one of several consumers may have empty passes by chance, so it is allowed more of them
-_DROPPED_ITEMS = 10_000  # a stage that drops items by what is in them may do so to many in a row
-_HELD_ITEMS = 50_000  # an unknown stage may collect items before its first, but not this many in that many passes
+_DROPPED_ITEMS = 10_000  # a stage that drops items by their contents may drop many in a row
+_HELD_ITEMS = 50_000  # an unknown stage may collect items before it yields, but not this many
 
-#: Stages that make items of shards and hold none back, by their short names.
+#: Stages that make items from shards and hold none back, by short name.
 _READERS = {
     *("ShardLoader", "KeyGrouper", "ShardCacher", "CborShardLoader", "MsgpackShardLoader"),
     *("FileOpener", "FSSpecFileOpener", "HttpReader", "OnlineReader", "TarArchiveLoader", "WebDataset"),
@@ -38,7 +38,7 @@ _DROPPERS = {"Filter", "FlatMapper", "Mapper", "UnBatcher", "SampleUnbatcher", "
 
 
 class _Yields:
-    """What the stages that wait for an item have yielded, and taken."""
+    """The numbers of items yielded and taken by the stages that wait for an item."""
 
     def __init__(self) -> None:
         self._seen: dict[int, tuple[Any, int]] = {}
@@ -50,8 +50,8 @@ class _Yields:
                 self._seen[id(pipe)] = _count_of(pipe), _taken_by(pipe)
 
     def check(self, shards: int, what: str) -> None:
-        """Raises, with `what`, if the nearest stage that has yielded nothing since has taken too much (`shards`)."""
-        # What it holds back may have come long ago: if it is not to blame, those that yielded are watched from now on.
+        """Raises, with `what`, if the nearest stage that yielded nothing since took too many items (`shards`)."""
+        # It may hold items back from long ago: if it is not to blame, those that yielded are watched from now on.
         for pipe in running_pipes():
             count, taken = self._seen.get(id(pipe), (None, 0))
             if count == _count_of(pipe):
@@ -66,7 +66,7 @@ class _Yields:
 
 
 def _most_taken(pipe: Any, shards: int) -> int | None:
-    """Returns how many items a stage may take before it yields one (a reader: `shards`); None if any number."""
+    """Returns how many items a stage may take before it yields one (`shards` for a reader); None for no limit."""
     name = known_name(pipe)
     if name in _READERS:
         return shards
@@ -76,12 +76,12 @@ def _most_taken(pipe: Any, shards: int) -> int | None:
 
 
 def most_empty_passes(consumers: int) -> int:
-    """Returns how many passes in a row may yield nothing to one of n consumers."""
+    """Returns how many passes in a row may yield nothing to one of n consumers: 10 for one, 40 for 4, at most 100."""
     return min(_EMPTY_PASSES * consumers, _MOST_EMPTY_PASSES)
 
 
 class DrawnShards:
-    """Watches an endless source of `count` shards: once all have been drawn, they must have yielded something."""
+    """Watches an endless source of `count` shards: once all have been drawn, something must have been yielded."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -99,6 +99,7 @@ class DrawnShards:
         if not self._seen[number]:
             self._seen[number] = 1
             self._unseen -= 1
+        # Shards are drawn at random: of 3, some may be missing among the first 30 draws, and may be the only good ones.
         if self._unseen or self._drawn < _EMPTY_PASSES * self._count:
             return
         shards = f"each of {self._count:,} shards" if self._count > 1 else "its only shard"
@@ -108,7 +109,7 @@ class DrawnShards:
 
 
 class CycledPasses:
-    """Counts passes in a row that yielded nothing, where a native ``cycle`` downstream begins them."""
+    """Counts empty passes in a row that a native ``cycle`` downstream begins."""
 
     def __init__(self) -> None:
         self._key: Any = None
@@ -126,7 +127,7 @@ class CycledPasses:
         if self._passes >= _EMPTY_PASSES and self._passes >= most_empty_passes(place_of(pipe).consumers):
             self._key = None
             raise ShardListError(
-                f"nothing came of {self._passes} passes in a row that cycle has begun over the same shards. "
+                f"nothing came of {self._passes} passes in a row that cycle began over the same shards. "
                 f"{_advice(cycler)}"
             )
 
@@ -144,7 +145,7 @@ class CycledShards:
     def note(self) -> None:
         """Notes that a shard has been read; raises if several passes have yielded nothing."""
         self._read += 1
-        if self._read < self._next:  # looking walks the graph and the stack, so only after 100 shards, 200, 400, ...
+        if self._read < self._next:  # a check walks graph and stack, so only after 100 shards, 200, 400, ...
             return
         self._next *= 2
         if self._yields is None:
@@ -153,7 +154,7 @@ class CycledShards:
         elif self._passes() - self._passes_then < _EMPTY_PASSES:
             return
         else:
-            self._yields.check(self._read - self._read_then, f"nothing came of {self._read:,} shards that cycle gave")
+            self._yields.check(self._read - self._read_then, f"nothing came of {self._read:,} shards from cycle")
         self._read_then, self._passes_then = self._read, self._passes()
 
     def _passes(self) -> int:
@@ -161,7 +162,7 @@ class CycledShards:
 
 
 def warn_when_idle(pipe: IterDataPipe[Any]) -> None:
-    """Warns, once a process and in the last consumer, that there are fewer shards than consumers; this got none."""
+    """Warns in the last consumer, once per process, if it got no shard because there are more consumers than shards."""
     sharder = next((found for found in upstream(pipe) if isinstance(found, ShardingFilter)), None)
     if sharder is None or sharder.instance_id < sharder.num_of_instances - 1:
         return
@@ -171,17 +172,17 @@ def warn_when_idle(pipe: IterDataPipe[Any]) -> None:
             "idle",
             f"there are fewer shards than consumers (ranks x workers), {count} for {consumers}: {consumers - count} of "
             f"them have nothing to do. Use fewer workers, more shards, or .split_shards() in place of "
-            ".sharding_filter(), which gives each a part of a shard",
+            ".sharding_filter(), which assigns parts of shards",
         )
 
 
 def _count_of(pipe: Any) -> tuple[Any, int]:
-    # Items that a grouping passed over, to get to where a resumed stream goes on, count as yielded.
+    # Samples that a grouping passed over to reach the position of a resumed stream count as yielded.
     return pipe._valid_iterator_id, pipe._number_of_samples_yielded + getattr(pipe, "_passed_over", 0)
 
 
 def _taken_by(pipe: Any) -> int:
-    """Returns how many items a stage has taken; for a reader, if it says so, how many shards it has read."""
+    """Returns how many items a stage has taken; for a reader that counts them, how many shards it has read."""
     if (read := getattr(pipe, "_shards_read", None)) is not None:
         return int(read)
     source = getattr(pipe, "source_datapipe", getattr(pipe, "datapipe", None))

@@ -1,4 +1,4 @@
-"""Who runs a graph of DataPipes: the reading service, and the border between its workers and the main process."""
+"""Runs graphs of DataPipes: the reading service, and the boundary between its workers and the main process."""
 
 from __future__ import annotations
 
@@ -12,4 +12,4 @@ def import_torchdata() -> None:
     importlib.import_module("torchdata_wds.workers.service")  # the one file that imports torchdata
 
 
-install(import_torchdata)  # makes them available on all pipes; torchdata is imported when one is first used
+install(import_torchdata)  # torchdata's forms work on all pipes; the first use of one imports torchdata

@@ -1,4 +1,4 @@
-"""How a graph is divided among ranks and into the parts that workers run, where these run, and the graph's length."""
+"""Divides a graph among ranks and into the parts that workers run, runs those parts, and checks the graph's length."""
 
 from __future__ import annotations
 
@@ -37,39 +37,39 @@ def shard_by_rank(datapipe: DataPipe, distributed: bool) -> Any:
         if place is not None and place.consumers > 1 and not is_divided:
             warn_once(
                 "ranks",
-                f"each of the {place.consumers} ranks of torch.distributed reads everything: give "
-                "WorkersReadingService distributed=True to divide the work among them",
+                f"each of the {place.consumers} ranks of torch.distributed reads everything: pass distributed=True to "
+                "WorkersReadingService to divide the work among them",
             )
         return None
     if is_divided:
         raise ValueError(
-            "the work is divided among the ranks already, by a DistributedReadingService: drop that one to lose no "
-            "items, or drop distributed=True to have all ranks end with the shortest"
+            "the work is already divided among the ranks, by a DistributedReadingService: drop that service to lose no "
+            "items, or drop distributed=True to end all ranks with the shortest"
         )
     if place is None:
         raise RuntimeError(
-            "distributed=True needs the ranks to know one another: call torch.distributed.init_process_group() "
-            "before the first epoch, or drop distributed=True to run alone"
+            "distributed=True needs torch.distributed: call torch.distributed.init_process_group() before the first "
+            "epoch, or drop distributed=True to run alone"
         )
     apply_sharding(datapipe, *place, SHARDING_PRIORITIES.DISTRIBUTED)
-    # Seeds are shared from the CPU's memory.
+    # Seeds are shared from CPU memory, which needs gloo.
     return None if "gloo" in dist.get_backend_config() else dist.new_group(backend="gloo")
 
 
 def ranks_of(datapipe: DataPipe) -> Place | None:
-    """Returns the place of a graph among the ranks that its work was divided among; None if it was not."""
+    """Returns the place of a graph among the ranks that share its work; None if they do not."""
     for pipe in get_all_graph_pipes(traverse_dps(datapipe)):
-        groups = vars(pipe).get("groups")  # any pipe may have such an attribute of its own, without torch's key
+        groups = vars(pipe).get("groups")  # a user's pipe may have an attribute of this name, without torch's key
         if isinstance(groups, dict) and SHARDING_PRIORITIES.DISTRIBUTED in groups:
             return Place(*groups[SHARDING_PRIORITIES.DISTRIBUTED])
     return None
 
 
 def find_branches(datapipe: IterDataPipe[Any]) -> list[DataPipe]:
-    """Returns the last pipe of each part of a graph that may run in several copies."""
-    # That is the whole graph or, if some pipes must stay in the main process (``is_replicable()`` returns False:
-    # ``join_workers``, ``fullsync``, ``pin_memory``), whatever stands directly before those. Pipes that only join such
-    # a stream later, as labels zipped to it, stay in the main process too.
+    """Returns the last pipe of each part of a graph that may run in workers."""
+    # That is the whole graph, unless some pipes must stay in the main process (``is_replicable()`` is False, as for
+    # ``join_workers``, ``fullsync`` and ``pin_memory``): then it is what comes directly before those. Pipes that join
+    # the stream only later, such as labels zipped to it, stay in the main process too.
     sources = traverse_dps(datapipe)[id(datapipe)][1]
     is_one = _is_replicable(datapipe, sources)
     return [datapipe] if is_one else list({id(found): found for found in _branches(datapipe, sources)}.values())
@@ -90,48 +90,48 @@ def _is_replicable(datapipe: DataPipe, sources: DataPipeGraph) -> bool:
 
 
 def runs_once(datapipe: IterDataPipe[Any]) -> bool:
-    """Returns whether a graph cannot run in several workers, and warns then."""
-    # torchdata's own service runs its beginning in one more process, which deals the items out to the workers.
+    """Returns whether a graph must run in one process only, and warns if so."""
+    # torchdata's own service runs the part before the dispatcher in an extra process, which deals items to the workers.
     found = any(is_torchdata(pipe, "ShardingRoundRobinDispatcher") for pipe in upstream(datapipe))
     if found:
         logger.warning(
-            "what stands before sharding_round_robin_dispatch must run only once, so the whole graph runs in the main "
-            "process, without workers. Where each worker can read a part of its own, write .sharding_filter() instead"
+            "the stages before sharding_round_robin_dispatch must run only once, so the whole graph runs in the main "
+            "process, without workers. If each worker can read its own part, write .sharding_filter() instead"
         )
     return found
 
 
 def promised_length(datapipe: IterDataPipe[Any]) -> int | None:
-    """Returns the length that ``.set_length(n)`` gives a graph, before workers run it; None without one."""
+    """Returns the length set by ``.set_length(n)`` for a graph that workers do not run yet; None without one."""
     if not any(is_torchdata(pipe, "LengthSetter") for pipe in upstream(datapipe)):
         return None
     try:
         return len(datapipe)
-    except TypeError:  # a stage after it has none
+    except TypeError:  # a later stage has no length
         return None
 
 
 def warn_of_more(count: int, promised: int | None, num_workers: int) -> None:
-    """Warns, once per process, if an epoch gave more items than its length promised."""
+    """Warns, once per process, if an epoch yielded more items than its length promised."""
     if promised is None or count <= promised:
         return
     cure = (
         f"each of the {num_workers} workers makes a last, shorter batch of its own, so n is the sum over all of them. "
         "Or batch and set the length after .join_workers(), or count with .wds_epoch(n), whose length is exact"
         if num_workers > 1
-        else "give .set_length(n) the number of items that come"
+        else "pass the real number of items to .set_length(n)"
     )
     warn_once(
         "length",
-        f"an epoch gave {count:,} items, but its length is set to {promised:,} by .set_length(n), and what stops there "
-        f"loses the rest: {cure}",
+        f"an epoch yielded {count:,} items, but its length is set to {promised:,} by .set_length(n), and code that "
+        f"stops there loses the rest: {cure}",
     )
 
 
 class LocalIterDataPipe(WdsPipe[Any]):
-    """Runs the stages before it as the only stream; the arguments are those of `Stream`."""
+    """Runs the stages before it as a single stream in this process; the arguments are those of `Stream`."""
 
-    #: `.join_workers()` must not take this for a stage that follows it.
+    #: So `.join_workers()` does not mistake this for a stage that follows it.
     runs_others = True
 
     def __init__(self, source_datapipe: IterDataPipe[Any], seed_graph: SeedGraph, **options: Any) -> None:
@@ -142,7 +142,7 @@ class LocalIterDataPipe(WdsPipe[Any]):
         self._seeds: Seeds = (0, 0)
 
     def begin(self, seeds: Seeds, streams: Streams) -> None:
-        """Sets the epoch's seeds, and where the next iteration begins."""
+        """Sets the epoch's seeds and where the next iteration begins."""
         self._seeds = seeds
         self.streams = streams
         self.was_interrupted = False
@@ -183,15 +183,15 @@ class RunningGraph:
     ) -> None:
         self.end: IterDataPipe[Any] = datapipe  # the last pipe in the main process
         self.branches: list[Any] = find_branches(datapipe)
-        self.runs: list[Any] = []  # a `WorkerPool` each, or one `LocalIterDataPipe`: what stands for them
-        self.watch: SkipWatch | None = None  # over the stages of the main process, beside workers
+        self.runs: list[Any] = []  # a `WorkerPool` for each, or one `LocalIterDataPipe` for all
+        self.watch: SkipWatch | None = None  # of the stages in the main process, if there are workers
         self.workers = 0
         self._functions = functions
         self._seed_graph = seed_graph
         self._replace = replace
 
     def move_to_workers(self, num_workers: int, *options: Any) -> None:
-        """Runs each branch in worker processes of its own; `options` are the other ones of `WorkerPool`."""
+        """Runs each branch in worker processes of its own; `options` are the remaining ones of `WorkerPool`."""
         self.workers = num_workers
         for branch in self.branches:
             check_division(branch, workers=num_workers)
@@ -211,7 +211,7 @@ class RunningGraph:
         self._run(LocalIterDataPipe(last, self._seed_here, keeps_apart=True, reset=self._reset_here), last)
 
     def part(self) -> Any:
-        """Returns the last pipe of what each stream of the first run runs."""
+        """Returns the last pipe of the part that each stream of the first run runs."""
         return self.branches[0] if self.workers else self.runs[0].source_datapipe
 
     def _run(self, run: Any, part: Any) -> None:

@@ -1,4 +1,4 @@
-"""Ctrl-C while worker processes start and end: it waits until such steps are complete."""
+"""Delays Ctrl-C while worker processes start and end, until those steps are complete."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 
 @contextmanager
 def interrupts_held() -> Iterator[None]:
-    """Delays Ctrl-C until the end of steps that belong together."""
-    # A terminal and a notebook send SIGINT to all processes of a group. A process started meanwhile begins with the
+    """Delays Ctrl-C until the end of a block that must not be interrupted."""
+    # Terminals and notebooks send SIGINT to every process of a group. A process started in the block begins with the
     # signal blocked, until it calls `ignore_interrupts`.
-    # Python runs handlers in the main thread only, whichever thread the system has interrupted.
+    # Python runs handlers in the main thread only, whichever thread received the signal.
     is_main = threading.current_thread() is threading.main_thread()
     handler = signal.getsignal(signal.SIGINT) if is_main else None
     caught: list[Any] = []
@@ -32,6 +32,6 @@ def interrupts_held() -> Iterator[None]:
 
 
 def ignore_interrupts() -> None:
-    """Leaves Ctrl-C to the main process from now on, which ends its workers."""
+    """Ignores Ctrl-C from now on: the main process handles it, and ends its workers."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])

@@ -28,11 +28,11 @@ __all__ = ["DataLoader2", "WorkersReadingService"]
 try:
     import torchdata
 
-    # torchdata announces the end of DataPipes, in eight lines and in every spawned worker, when a module below is
-    # first imported. Users of this package know; the flag is the one that torchdata itself sets after the first time.
+    # The first import of a module below would warn, in eight lines and in every spawned worker, that DataPipes are
+    # deprecated. Users of this package know that; torchdata itself sets this flag after its first warning.
     torchdata._warning_shown = True
 
-    from torchdata.dataloader2 import DataLoader2  # also for the tools, which import no torchdata of their own
+    from torchdata.dataloader2 import DataLoader2  # also for the tools, which must not import torchdata
     from torchdata.dataloader2.graph import replace_dp, set_graph_random_seed
     from torchdata.dataloader2.random import SeedGenerator, dist_share_seed
     from torchdata.dataloader2.reading_service import CheckpointableReadingServiceInterface
@@ -52,29 +52,29 @@ WorkerFn = Callable[..., DataPipe]
 class WorkersReadingService(CheckpointableReadingServiceInterface):  # type: ignore[misc]  # torchdata has no types
     """Runs a graph in worker processes, for DataLoader2.
 
-    Each worker runs a copy of the graph up to ``.join_workers()``, or all of it without one, over its part of what
-    passes ``.sharding_filter()``; the rest runs in the main process. Streams may differ in length, and may be empty.
-    Several branches, each with its own ``.join_workers()``, get ``num_workers`` processes each. Items come in turns
-    from worker 0, 1, ..., so their order depends only on seeds and the number of workers. Workers live until
+    Each worker runs a copy of the graph up to ``.join_workers()``, or all of it without one, on its share of the items
+    that reach ``.sharding_filter()``; the rest runs in the main process. Streams may differ in length, and may be
+    empty. Several branches, each with its own ``.join_workers()``, get ``num_workers`` processes each. Items come from
+    worker 0, 1, ... in turn, so their order depends only on seeds and the number of workers. Workers live until
     ``DataLoader2.shutdown()``; torch uses one thread in each.
 
-    Small items are sent several at once; tensors and arrays of 64 KB and more cross in shared memory, where
-    ``wds_collate`` stacks them. It is used again once nothing in the main process, or forked from it, refers to them.
+    Small items are sent in groups; tensors and arrays of 64 KB or more travel in shared memory, where ``wds_collate``
+    stacks them. That memory is used again once nothing in the main process, or forked from it, refers to it.
 
-    Every epoch has a new order. A ``DataLoader2`` that was never seeded draws from torch's global generator, as torch's
-    DataLoader does, and so obeys ``torch.manual_seed``; after ``dl.seed(s)`` all epochs follow from ``s``. Pipes
-    upstream of ``.sharding_filter()`` get one seed in all workers and ranks, others their own. Where a stage may draw
-    from the global generators of ``random``, ``numpy`` and ``torch``, these are seeded by the epoch's seed, the worker
-    and the number of the item; with ``num_workers=0`` they are kept apart from the program's.
+    Every epoch has a new order. A ``DataLoader2`` that was never seeded draws its seed from torch's global generator,
+    as torch's DataLoader does, and so obeys ``torch.manual_seed``; after ``dl.seed(s)`` all epochs follow from ``s``.
+    Pipes upstream of ``.sharding_filter()`` get the same seed in all workers and ranks, others their own. If a stage
+    may draw from the global generators of ``random``, ``numpy`` and ``torch``, these are seeded from the epoch's seed,
+    the worker and the item's number; with ``num_workers=0`` they are kept apart from the program's.
 
-    ``DataLoader2.state_dict()`` and ``from_state`` resume in the middle of an epoch, with the remaining items and,
-    where there is a seed, the same later epochs. Earlier items are skipped if ``group_by_key`` is followed only by
-    stages that give one item for each, batches, ``wds_shuffle`` or ``wds_epoch``; otherwise they are made again and
-    dropped, and a warning says why.
+    ``DataLoader2.state_dict()`` and ``from_state`` resume in the middle of an epoch, with the remaining items and, if
+    there is a seed, the same later epochs. Earlier items are skipped if ``group_by_key`` is followed only by batches,
+    ``wds_shuffle``, ``wds_epoch`` and stages that yield one item for each; otherwise they are made again and dropped,
+    and a warning says why.
 
     An exception in a worker is raised in the main process with its type and attributes, and the text of its traceback
-    as its cause. A worker that dies is a RuntimeError that names it. If the main process dies, so do the workers.
-    Workers leave Ctrl-C to the main process, and the loader can be iterated again after it.
+    as its cause. If a worker dies, a RuntimeError names it. If the main process dies, so do the workers. Workers ignore
+    Ctrl-C, which the main process handles; the loader can be iterated again afterwards.
 
     Args:
         num_workers: The number of worker processes; 0 runs everything in the main process, in the order of one worker.
@@ -82,17 +82,17 @@ class WorkersReadingService(CheckpointableReadingServiceInterface):  # type: ign
             KB.
         multiprocessing_context: How workers are started: ``"fork"``, ``"spawn"``, ``"forkserver"``, or None for
             Python's default.
-        timeout: How many seconds to wait for an item before that is an error; 0 waits for ever.
+        timeout: Seconds to wait for an item before raising an error; 0 waits forever.
         distributed: Whether to divide the work among the ranks of ``torch.distributed`` too, and share the seed among
             them. Nothing is cut off: ranks may get different numbers of items. All ranks must begin each epoch. Leave
-            it False after a ``DistributedReadingService`` in a ``SequentialReadingService``, which divides the work
-            itself and ends every rank's epoch with the shortest.
-        seed: Makes every order depend only on this seed, the epoch's number and the place (rank and worker), whatever
-            seed DataLoader2 has.
+            it False after a ``DistributedReadingService`` in a ``SequentialReadingService``: that divides the work
+            itself, and ends every rank's epoch with the shortest.
+        seed: Makes every order depend only on this seed, the epoch's number, and the rank and worker; the seed of
+            DataLoader2 is ignored.
         worker_init_fn: ``callable(datapipe, info) -> datapipe``, called once in each worker when its work is divided,
             with its graph and torchdata's ``WorkerInfo`` (``num_workers``, ``worker_id``).
         worker_reset_fn: ``callable(datapipe, info, seed_generator) -> datapipe``, called in each worker at the start of
-            each epoch, when its pipes have their seeds. With ``num_workers=0`` both see worker 0 of 1.
+            each epoch, after its pipes were seeded. With ``num_workers=0`` both functions see worker 0 of 1.
 
     Raises:
         TypeError: if an argument has the wrong type.
@@ -137,15 +137,15 @@ class WorkersReadingService(CheckpointableReadingServiceInterface):  # type: ign
         self._graph: Any = None  # a RunningGraph
         self._signature: signatures.Signature = {}
         self._shards: signatures.Signature | None = None  # as listed in this epoch
-        self._generator = b""  # as the epoch found it
+        self._generator = b""  # at the start of the epoch
         self._stream_seeds: Seeds | None = None
         self._restored: Checkpoint | None = None
         self._group: Any = None
 
     def __call__(self, *_: Any) -> NoReturn:
-        """Refuses to be used as an adapter, the second positional argument of DataLoader2."""
+        """Raises a TypeError if the service was passed as an adapter, the second positional argument of DataLoader2."""
         raise TypeError(
-            "WorkersReadingService was given as the datapipe_adapter_fn of DataLoader2, its second argument; pass it "
+            "WorkersReadingService was passed as the datapipe_adapter_fn of DataLoader2, its second argument; pass it "
             "by name: DataLoader2(pipe, reading_service=WorkersReadingService(num_workers))"
         )
 
@@ -154,7 +154,7 @@ class WorkersReadingService(CheckpointableReadingServiceInterface):  # type: ign
         self._signature = self._describe(datapipe)
         self._promised = graphs.promised_length(datapipe)
         self._group = graphs.shard_by_rank(datapipe, self.distributed)
-        with interrupts_held():  # a graph that is divided in part could not be divided again
+        with interrupts_held():  # a partly divided graph could not be divided again
             graph = self._graph = graphs.RunningGraph(datapipe, self._functions, _seed_graph, replace_dp)
             if self.num_workers and not graphs.runs_once(datapipe):
                 options = self.prefetch_factor, self.multiprocessing_context, self.timeout
@@ -165,7 +165,7 @@ class WorkersReadingService(CheckpointableReadingServiceInterface):  # type: ign
 
     def initialize_iteration(self, seed_generator: Any, iter_reset_fn: ResetFn | None = None) -> ResetFn | None:
         """Seeds the graph and starts the workers; DataLoader2 calls it at each epoch's start."""
-        if self._is_paused:  # by ``limit(n)``: DataLoader2 would end the new epoch at once
+        if self._is_paused:  # by ``limit(n)``; DataLoader2 would end the new epoch at once
             raise RuntimeError(
                 "the loader is paused, because the limit(n) of its last iterator was reached: call resume() of that "
                 "iterator before another epoch begins"
@@ -185,21 +185,21 @@ class WorkersReadingService(CheckpointableReadingServiceInterface):  # type: ign
         self._skips.begin(graph)
         self._stream_seeds = self._stream_seeds or seeds
         graph.end._number_of_samples_yielded = 0
-        # A number that no worker has: random stages after .join_workers() have an order of their own.
+        # A number that no worker has, so that random stages after .join_workers() have an order of their own.
         _seed_graph(graph.end, seeds, max(graph.workers, 1))
         for number, run in enumerate(graph.runs):
             if self._epoch > 1 and restored is None and has_epoch(graph.end, run):
-                continue  # wds_epoch in the main process takes what the workers go on making
+                continue  # wds_epoch in the main process takes more of the workers' running stream
             streams = run.streams.next_epoch() if was_left_early else run.streams
             if restored is not None and restored.streams is not None:
                 streams = unpack_streams(graph.part(), restored.streams, self._stream_seeds, self._epoch)
             streams.epoch = self._epoch - 1
             run.begin(graphs.seeds_of(number, seeds), streams)
-        self._restored = None  # only now: Ctrl-C may come before
+        self._restored = None  # only now, since Ctrl-C may come earlier
         return iter_reset_fn
 
     def finalize_iteration(self) -> None:
-        """Notes the end of an epoch; DataLoader2 calls it then, and on other occasions."""
+        """Notes the end of an epoch; DataLoader2 calls it then, and at other times."""
         if not (self._in_epoch and isinstance(sys.exc_info()[1], StopIteration)):
             return
         if any(run.was_interrupted for run in self._graph.runs):
@@ -215,8 +215,8 @@ class WorkersReadingService(CheckpointableReadingServiceInterface):  # type: ign
         for run in self._graph.runs:
             run.streams = run.streams.next_epoch()
 
-    # DataLoader2 looks for these at limit(n) and resume() of its iterator. It counts the items itself, and workers are
-    # never far ahead; only threads of the main process, such as those of ``prefetch``, are stopped.
+    # DataLoader2 calls these at limit(n) and resume() of its iterator. It counts the items itself, and workers are
+    # never far ahead; only threads of the main process, such as those of ``prefetch``, need to stop.
     def _pause(self, pause_fn: Any = None) -> None:  # noqa: ARG002  (as torchdata calls it)
         self._is_paused = True
         for pipe in self._pipes_with("pause"):
@@ -247,12 +247,12 @@ class WorkersReadingService(CheckpointableReadingServiceInterface):  # type: ign
     def skipped(self, *, by_rule: bool = False) -> dict[str, dict[str, int]]:
         """Counts what the stages skipped in the running or last epoch, in all workers of this rank.
 
-        The counts are by stage, written as in the chain, and exception type or reason. A warning at the end of the
-        epoch says the same. DataLoader2 runs a copy of the service; each answers for both.
+        The counts are by stage, written as in the chain, and by exception type or reason. A warning at the end of the
+        epoch reports the same. DataLoader2 runs a copy of the service; either can be called.
 
         Args:
-            by_rule: Whether to include what a rule left out and is not lost: hidden files and folders in shards,
-                samples for which a function returned None.
+            by_rule: Whether to include what a rule left out on purpose: hidden files and folders in shards, samples for
+                which a function returned None.
 
         Example:
             >>> from torch.utils.data.datapipes.iter import IterableWrapper
@@ -269,7 +269,7 @@ class WorkersReadingService(CheckpointableReadingServiceInterface):  # type: ign
         return self._skips.counts(by_rule=by_rule)
 
     def checkpoint(self) -> bytes:
-        """Returns the state for ``DataLoader2.state_dict()``; a RuntimeError if a stage may hold items back."""
+        """Returns the state for ``DataLoader2.state_dict()``; raises a RuntimeError if a stage may hold items back."""
         if self._graph is None:
             return b""
         if self._shards is None:
@@ -284,7 +284,7 @@ class WorkersReadingService(CheckpointableReadingServiceInterface):  # type: ign
         ).dump()
 
     def restore(self, datapipe: IterDataPipe[Any], serialized_state: bytes) -> IterDataPipe[Any]:
-        """Divides the graph, and goes on from a state (a ValueError if it is another's); called for `initialize`."""
+        """Divides the graph and resumes from a state (a ValueError if it does not fit); replaces `initialize`."""
         if serialized_state:
             restored = Checkpoint.load(serialized_state)
             now = {**self._describe(datapipe), **signatures.describe_shards(*graphs.find_branches(datapipe))}
@@ -303,8 +303,8 @@ class WorkersReadingService(CheckpointableReadingServiceInterface):  # type: ign
         if self.seed is not None:
             return mix(self.seed, self._epoch), mix(self.seed, self._epoch, "rank", rank)
         shared, local = seed_generator.generate_shared_seed(), seed_generator.generate_seed()
-        # An unseeded DataLoader2 takes its seed from torch's global generator without moving it on: left alone, it
-        # would find the same seed next time. One draw an epoch is also what torch's own DataLoader takes.
+        # An unseeded DataLoader2 takes its seed from torch's global generator without advancing it, and would find the
+        # same seed next time. torch's own DataLoader also draws once an epoch.
         torch.empty((), dtype=torch.int64).random_()
         if self.distributed:
             shared = dist_share_seed(shared, self._group)
@@ -313,11 +313,11 @@ class WorkersReadingService(CheckpointableReadingServiceInterface):  # type: ign
 
 
 def _seed_graph(datapipe: DataPipe, seeds: Seeds, place: int) -> None:
-    """Seeds the pipes upstream of a native sharding filter alike in all places, and the others apart."""
+    """Seeds the pipes upstream of a native sharding filter alike in all places, and the others separately."""
     set_graph_random_seed(datapipe, _generator(*seeds, place))
 
 
 def _generator(shared: int, local: int, place: int) -> Any:
-    """Returns a seed generator whose shared seeds are the same in all places, and whose others belong to this place."""
+    """Returns a seed generator whose shared seeds are the same in all places; its others belong to this place."""
     alike, own = SeedGenerator(shared), SeedGenerator(local).spawn(place)
     return SeedGenerator(_rngs=(alike._shared_rng, own._worker_rng))

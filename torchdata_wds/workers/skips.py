@@ -1,4 +1,4 @@
-"""What the stages of a graph skip: counted where it happens, summed up over all processes, and logged if it is lost."""
+"""Counts the items that stages skip, sums the counts over all processes, and logs those that are lost."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MOST_SHOWN = 5
 
 
 class SkipWatch:
-    """Sees what the stages of a graph skip in this process."""
+    """Watches what the stages of a graph skip in this process."""
 
     def __init__(self, datapipe: DataPipe) -> None:
         pipes = get_all_graph_pipes(traverse_dps(datapipe))
@@ -36,10 +36,10 @@ class SkipWatch:
         self._seen: list[dict[str, int]] = [dict(counts) for _, counts, _ in self._watched]
 
     def news(self, *, is_first: bool = True) -> Iterator[ItemsSkipped]:
-        """Yields what was skipped since the last call; what all consumers skip alike only in the first of them."""
+        """Yields what was skipped since the last call; what all consumers skip alike is reported by the first alone."""
         for number, (pipe, counts, is_agreed) in enumerate(self._watched):
             seen = self._seen[number]
-            if dict.__eq__(counts, seen):  # that of Counter is slow
+            if dict.__eq__(counts, seen):  # Counter's own comparison is slow
                 continue
             now = self._seen[number] = dict(counts)
             if is_agreed and not is_first:
@@ -52,7 +52,7 @@ class SkipWatch:
 
 
 class _Report:
-    """What copies of a service in one process share: DataLoader2 runs a copy, and the user asks the original."""
+    """Shared by the copies of a service in one process: DataLoader2 runs a copy, and the user calls the original."""
 
     def __init__(self) -> None:
         self._key = f"{os.getpid()}-{uuid.uuid4().hex}"
@@ -84,16 +84,16 @@ class EpochSkips:
         return EpochSkips, (self._report,)
 
     def begin(self, graph: Any) -> None:
-        """Begins to count an epoch of a `RunningGraph`."""
+        """Starts counting an epoch of a `RunningGraph`."""
         self._graph = graph
         self._report.latest = weakref.ref(self)
         if graph.watch is not None:
-            list(graph.watch.news())  # of an epoch that was left early
+            list(graph.watch.news())  # drops those of an epoch that was left early
         self._main_skips.clear()
         self._is_running = True
 
     def stop(self) -> None:
-        """Keeps the counts of an epoch that does not go on."""
+        """Keeps the counts of an epoch that will not continue."""
         if self._is_running:
             self._report.last = self._collect()
             self._is_running = False
@@ -104,7 +104,7 @@ class EpochSkips:
         log_skips(self._report.last, epoch)
 
     def counts(self, *, by_rule: bool) -> dict[str, dict[str, int]]:
-        """Returns the counts of the running or last epoch, by stage and reason; `by_rule` adds what rules left out."""
+        """Returns the counts of the running or last epoch by stage and reason; `by_rule` adds what rules left out."""
         latest = self._report.latest()
         found: dict[str, dict[str, int]] = {}
         for skipped in latest._collect() if latest is not None and latest._is_running else self._report.last:
@@ -117,7 +117,7 @@ class EpochSkips:
         if graph.watch is not None:
             self._main_skips.extend(graph.watch.news())
         else:
-            for run in graph.runs:  # in this process, where that does not wait
+            for run in graph.runs:  # in this process, so this does not wait
                 run.wait_for_facts()
         told = [skipped for run in graph.runs for facts in run.streams.facts for skipped in facts.skips]
         return merge_skips([*self._main_skips, *told])

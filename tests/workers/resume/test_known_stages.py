@@ -96,7 +96,7 @@ def test_chain_trusts_a_stage_when_it_is_the_class_itself(kind: Any, arguments: 
     graphs = [found(samples(), *arguments) for found in (kind, namesake(kind), subclass(kind))]
     obstacles = [find_chain(graph).obstacle for graph in graphs]
     assert obstacles[0] is None
-    assert all(obstacle and "may give more or fewer items" in obstacle for obstacle in obstacles[1:])
+    assert all(obstacle and "may yield more, fewer or other items" in obstacle for obstacle in obstacles[1:])
     assert len({str(graph_signature(graph)[0]) for graph in graphs}) == 3
 
 
@@ -107,7 +107,7 @@ def test_chain_trusts_a_source_when_it_is_the_class_itself(kind: Any, arguments:
         find_chain(samples(found(shards(), *arguments))).obstacle for found in (kind, namesake(kind), subclass(kind))
     ]
     assert obstacles[0] is None
-    assert all(obstacle and obstacle.endswith("stands before load_wds_shards") for obstacle in obstacles[1:])
+    assert all(obstacle and obstacle.endswith("comes before load_wds_shards") for obstacle in obstacles[1:])
 
 
 @pytest.mark.parametrize("kind", [ShardLoaderIterDataPipe, KeyGrouperIterDataPipe], ids=lambda kind: kind.__name__)

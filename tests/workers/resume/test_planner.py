@@ -92,32 +92,32 @@ SKIPPED: dict[str, Callable[[], Any]] = {
 }
 
 OBSTACLES: dict[str, tuple[Callable[[], Any], str]] = {
-    "filter": (lambda: samples().filter(is_odd).map(row), "Filter may give more or fewer items than it takes"),
-    "native shuffle": (lambda: samples().shuffle(), "Shuffler may give more or fewer items than it takes, or others"),
-    "wds_compose": (lambda: samples().wds_compose(passed_on), "Composer may give more or fewer items"),
-    "unbatch": (lambda: samples().batch(2).unbatch(), "UnBatcher may give more or fewer items"),
-    "wds_unbatch": (lambda: samples().batch(2).wds_unbatch(), "Unbatcher may give more or fewer items"),
-    "flatmap": (lambda: samples().flatmap(list), "FlatMapper may give more or fewer items"),
-    "header": (lambda: samples().header(4), "Header may give more or fewer items"),
-    "a pipe of somebody else": (lambda: Foreign(samples()).map(row), "Foreign may give more or fewer items"),
+    "filter": (lambda: samples().filter(is_odd).map(row), "Filter may yield more, fewer or other items than it takes"),
+    "native shuffle": (lambda: samples().shuffle(), "Shuffler may yield more, fewer or other items than it takes"),
+    "wds_compose": (lambda: samples().wds_compose(passed_on), "Composer may yield more, fewer or other items"),
+    "unbatch": (lambda: samples().batch(2).unbatch(), "UnBatcher may yield more, fewer or other items"),
+    "wds_unbatch": (lambda: samples().batch(2).wds_unbatch(), "Unbatcher may yield more, fewer or other items"),
+    "flatmap": (lambda: samples().flatmap(list), "FlatMapper may yield more, fewer or other items"),
+    "header": (lambda: samples().header(4), "Header may yield more, fewer or other items"),
+    "a pipe of somebody else": (lambda: Foreign(samples()).map(row), "Foreign may yield more, fewer or other items"),
     "wds_mix": (lambda: samples().wds_mix(samples(), stop="all"), "SampleMixer joins several streams"),
     "zip": (lambda: samples().zip(samples()).map(kept), "Zipper joins several streams"),
     "max_bytes": (lambda: samples().wds_shuffle(9, max_bytes=10**6), "SampleShuffler has max_bytes="),
     "function before a shuffle": (
         lambda: samples().map(augment).wds_decode().wds_shuffle(9),
-        "a function in Mapper, which may draw random numbers, stands before SampleShuffler",
+        "a function in Mapper, before SampleShuffler, may draw random numbers",
     ),
     "function of a field before a shuffle": (
         lambda: samples().wds_map_dict(txt=functools.partial(kept)).wds_shuffle(9),
-        "a function in FieldMapper, which may draw random numbers, stands before SampleShuffler",
+        "a function in FieldMapper, before SampleShuffler, may draw random numbers",
     ),
     "decoder before a shuffle": (
         lambda: samples().wds_decode(augment).wds_shuffle(9),
-        "a function in SampleDecoder, which may draw random numbers, stands before SampleShuffler",
+        "a function in SampleDecoder, before SampleShuffler, may draw random numbers",
     ),
     "collation before a shuffle": (
         lambda: samples().batch(2).collate(kept).wds_shuffle(9),
-        "a function in Collator, which may draw random numbers, stands before SampleShuffler",
+        "a function in Collator, before SampleShuffler, may draw random numbers",
     ),
     "no shards": (lambda: IterableWrapper([{}]).map(row), "begins with IterableWrapper, which has no shards"),
     "members filtered": (
@@ -142,12 +142,12 @@ OBSTACLES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "shards by somebody else": (
         lambda: Foreign(urls()).load_wds_shards().group_by_key(),
-        "Foreign stands before load_wds_shards",
+        "Foreign comes before load_wds_shards",
     ),
-    "shards cycled": (lambda: urls().cycle(2).load_wds_shards().group_by_key(), "Cycler stands before load_wds_shards"),
+    "shards cycled": (lambda: urls().cycle(2).load_wds_shards().group_by_key(), "Cycler comes before load_wds_shards"),
     "opened shards": (
         lambda: urls().open_files("b").load_wds_shards().group_by_key(),
-        "FileOpener stands before load_wds_shards",
+        "FileOpener comes before load_wds_shards",
     ),
     "shards from a generator": (
         lambda: IterableWrapper(iter(["a.tar"]), deepcopy=False).load_wds_shards().group_by_key(),
@@ -371,11 +371,11 @@ def test_stream_makes_items_again_when_the_pass_is_not_known(
     found = [next(iterator) for _ in range(20)]
     resumed = Run(pipe().wds_epoch(40).wds_shuffle(15).map(row)).resume(run.packed(20), 0)
     assert found + list(resumed.epoch(0)) == expected
-    assert "worker 0 makes its 20 items once more: where their pass began is not known" in caplog.text
+    assert "worker 0 makes 20 items again: where their pass began is not known" in caplog.text
 
 
 def test_states_refuse_when_there_are_several_epochs() -> None:
     """Where each of two wds_epoch is in its stream cannot be told from the items of the last one."""
     pipe = samples().wds_epoch(9).wds_epoch(3)
-    with pytest.raises(RuntimeError, match=r"several \.wds_epoch\(\) in one graph"):
+    with pytest.raises(RuntimeError, match=r"several \.wds_epoch\(\)"):
         pack_streams(pipe, Streams(1, continues=True), 0)

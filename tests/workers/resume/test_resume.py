@@ -272,7 +272,7 @@ def state_of(pipe: IterDataPipe, cut: Cut = 2, **options: Any) -> Any:
 
 def refusal_of(state: Any, workers: int = 0, **options: Any) -> str:
     """What a loader says that refuses a state, which it does before it starts anything."""
-    with pytest.raises(ValueError, match="the state is of another run") as caught:
+    with pytest.raises(ValueError, match="the state belongs to a different run") as caught:
         resumed(state, workers, 1, **options)
     return str(caught.value)
 
@@ -311,8 +311,8 @@ def with_other_function(urls: list[str]) -> Any:
 @pytest.mark.parametrize(
     ("graph", "difference"),
     [
-        (wider, "What differs: the arguments of SampleShuffler"),
-        (with_other_function, "What differs: the arguments of Mapper"),
+        (wider, "Differences: the arguments of SampleShuffler"),
+        (with_other_function, "Differences: the arguments of Mapper"),
         (batched, "the graph: Mapper <- Mapper <- SampleDecoder <- SampleShuffler <- KeyGrouper <- "),
         (batched, " then, Batcher <- Mapper <- Mapper <- "),
     ],
@@ -336,7 +336,7 @@ def test_resume_refuses_when_the_list_of_shards_differs(
 ) -> None:
     """How many there were and are, with checksums where that is no difference."""
     message = refusal_of(of_other(state_of(plain(urls)), plain(change(urls))))
-    then, now = message.partition("What differs: shards: ")[2].split(", ", 1)
+    then, now = message.partition("Differences: shards: ")[2].split(", ", 1)
     assert then.startswith("8 shards (checksum ")
     assert now.startswith(f"{shown} (checksum ")
     assert then.removesuffix(" then") != now.removesuffix(" now")
@@ -363,7 +363,7 @@ def test_resume_refuses_when_the_state_is_foreign(urls: list[str]) -> None:
     given = state_of(plain(urls))
     assert resumed({**given, "reading_service_state": b""}, 0, 1) == run(plain(urls), 0, 1)
     for state in (b"x", b"\x80\x04N."):
-        with pytest.raises(ValueError, match="no state of WorkersReadingService"):
+        with pytest.raises(ValueError, match="not a state of WorkersReadingService"):
             resumed({**given, "reading_service_state": state}, 0, 1)
 
 
@@ -434,7 +434,7 @@ def test_state_refuses_when_an_epoch_is_counted_behind_the_workers(urls: list[st
         iterator = iter(loader)
         next(iterator)
         for _ in range(2):
-            with pytest.raises(RuntimeError, match=r"wds_epoch\(\) stands behind \.join_workers\(\): put it before"):
+            with pytest.raises(RuntimeError, match=r"wds_epoch\(\) after \.join_workers\(\): put it before"):
                 loader.state_dict()
             assert list(iterator)[11:] == []
 
@@ -601,9 +601,9 @@ def before_shuffle(urls: list[str]) -> Any:
 @pytest.mark.parametrize(
     ("graph", "reason"),
     [
-        (filtered, "Shuffler may give more or fewer items than it takes, or others"),
-        (handled, "WdsMapper left out items"),
-        (before_shuffle, "a function in Mapper, which may draw random numbers, stands before SampleShuffler"),
+        (filtered, "Shuffler may yield more, fewer or other items than it takes"),
+        (handled, "WdsMapper dropped items"),
+        (before_shuffle, "a function in Mapper, before SampleShuffler, may draw random numbers"),
         (resampled, "SampleMixer joins several streams"),
     ],
 )
@@ -613,7 +613,7 @@ def test_log_says_why_when_items_are_made_again(
     """A warning names the stage that does not let items be skipped, and what about it."""
     ((level, message),) = logged(caplog, stopped(graph(urls), 0, 0, 10))
     assert level == "WARNING"
-    assert message.startswith("resuming at item 10 of epoch 1: the items before it are made once more and dropped")
+    assert message.startswith("resuming at item 10 of epoch 1: the items before it are made again and dropped")
     assert message.endswith(f"because {reason}")
 
 

@@ -95,7 +95,7 @@ def test_resume_refuses_when_a_shard_was_written_anew(
     urls = write_text_shards(tmp_path, SIZES)
     state = stopped(samples(urls).wds_epoch(30), 0, 0, cut)
     expected = change(urls)
-    with pytest.raises(ValueError, match=f"the state is of another run, .*{expected}"):
+    with pytest.raises(ValueError, match=f"the state belongs to a different run .*{expected}"):
         resumed(state, 0, 1)
 
 
@@ -179,7 +179,7 @@ def test_resume_raises_when_an_epoch_is_shorter_than_what_was_taken_of_it(tmp_pa
     urls = write_text_shards(tmp_path, (4, 4))
     state = stopped(samples(urls).filter(bool), 0, 0, 7)
     rewritten(urls, 1, 2)
-    with pytest.raises(ShardListError, match="only 6 items came of the 7 that had been taken"):
+    with pytest.raises(ShardListError, match="only 6 of the 7 items delivered before the state was made"):
         resumed(state, 0, 1)
 
 
@@ -325,5 +325,5 @@ def test_resume_refuses_when_the_index_has_other_counts(tmp_path: Path) -> None:
     pipe = counted(urls, table)
     then = {"stages": [], **signatures.describe_shards(pipe)}
     now = {"stages": [], **signatures.describe_shards(counted(urls, {**table, urls[1]: 11}))}
-    with pytest.raises(ValueError, match=r"What differs: index: '36 samples .* then, '35 samples .* now"):
+    with pytest.raises(ValueError, match=r"Differences: index: '36 samples .* then, '35 samples .* now"):
         signatures.check_signature(then, now)

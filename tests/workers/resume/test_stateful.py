@@ -194,7 +194,7 @@ def test_stateful_pipeline_skips_when_items_can_be_counted(urls: list[str], capl
             resumed(graph(urls), stopped(graph(urls), 1, 5), range(1, 2))
     assert [record.getMessage().partition(":")[0] for record in caplog.records] == ["resuming at item 5 of epoch 2"] * 2
     assert "are skipped" in caplog.messages[0]
-    assert "because Shuffler may give more or fewer items" in caplog.messages[1]
+    assert "because Shuffler may yield more, fewer or other items" in caplog.messages[1]
 
 
 # ------------------------------------------------------------------------------------------------------------- epochs
@@ -375,7 +375,7 @@ def test_stateful_pipeline_has_no_state_when_it_never_ran(urls: list[str]) -> No
 
 
 def refusal_of(pipe: Any, state: Any, **options: Any) -> str:
-    with pytest.raises(ValueError, match="the state is of another run") as caught:
+    with pytest.raises(ValueError, match="the state belongs to a different run") as caught:
         resumed(pipe, state, range(1), **options)
     return str(caught.value)
 
@@ -383,11 +383,11 @@ def refusal_of(pipe: Any, state: Any, **options: Any) -> str:
 def test_stateful_pipeline_refuses_when_the_state_is_of_another_run(urls: list[str]) -> None:
     """It names the seed, the graph, a stage's arguments, or the shards."""
     state = stopped(plain(urls), 0, 3)
-    assert "What differs: seed: 3 then, 4 now" in refusal_of(plain(urls), state, seed=4)
+    assert "Differences: seed: 3 then, 4 now" in refusal_of(plain(urls), state, seed=4)
     assert " then, Batcher <- Mapper <- Mapper <- SampleDecoder" in refusal_of(batched(urls), state)
     assert "shards: 8 shards (checksum " in refusal_of(plain(urls[1:]), state)
     batches = stopped(plain(urls).batch(2), 0, 3)
-    assert "What differs: the arguments of Batcher" in refusal_of(plain(urls).batch(3), batches)
+    assert "Differences: the arguments of Batcher" in refusal_of(plain(urls).batch(3), batches)
 
 
 def test_stateful_pipeline_refuses_when_the_number_of_workers_differs(urls: list[str]) -> None:

@@ -176,7 +176,7 @@ def test_checkpoint_refuses_when_bytes_are_no_state(damage: Any) -> None:
     """Whatever unpickling makes of it, it is a ValueError that says what was expected."""
     data = checkpoint_of(2, 10).dump()
     data = {"cut": data[:-9], "other": data[:2] + data[3:]}.get(damage, damage)
-    with pytest.raises(ValueError, match="no state of WorkersReadingService"):
+    with pytest.raises(ValueError, match="not a state of WorkersReadingService"):
         Checkpoint.load(data)
 
 
@@ -400,9 +400,9 @@ def test_signatures_name_every_difference_when_there_are_several() -> None:
     """One message has them all, each with what it was and what it is."""
     then = signature_of(graph(), ranks=4)
     now = signature_of(graph(size=5, buffer_size=3), num_workers=3, seed=None, shards=[(3, 0xAB), (1, 1)])
-    with pytest.raises(ValueError, match="What differs: ") as caught:
+    with pytest.raises(ValueError, match="Differences: ") as caught:
         check_signature(then, now)
-    differences = str(caught.value).partition("What differs: ")[2].split("; ")
+    differences = str(caught.value).partition("Differences: ")[2].split("; ")
     count, digest = then["shards"][0]
     assert differences == [
         "num_workers: 2 then, 3 now",

@@ -1,1 +1,1 @@
-"""A graph in worker processes of this machine."""
+"""Runs a graph in worker processes on this machine."""

@@ -1,10 +1,13 @@
-"""How items travel from a worker to the main process: small ones several at once, large ones in shared memory.
+"""Sends items from a worker to the main process: small ones in groups, large ones in shared memory.
 
-A message holds the pickles of its items one after another, or says in which segment of shared memory they are, and
-where the large buffers of these items are; descriptors of segments that are new to the main process follow it.
+A message is one pickled `Envelope`. Two items, one of 300 bytes and one with an image of 1 MB, are sent as
 
-Each message costs the worker a credit. It gets one before it makes the message's first item, and the main process
-returns it when it receives the message; so a worker is never more than that many messages ahead.
+    ends=[300, 500]                     where the pickle of each item ends in the first piece
+    pieces=[<500 bytes>, Span(3, ...)]  all pickles (in shared memory too, if large); then each large buffer
+    segments=[3], new=[3]               the segments in use; the descriptor of each new one follows the message
+
+Each message costs the worker a credit. It takes one before it makes the message's first item, and the main process
+returns it on receiving the message, so the number of credits limits how many messages a worker is ahead.
 """
 
 from __future__ import annotations
@@ -24,18 +27,18 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple
 
 import torch
-import torch.multiprocessing  # makes ForkingPickler know the tensors that are not packed here
+import torch.multiprocessing  # registers the tensors that are not packed here with ForkingPickler
 
 from torchdata_wds.workers.processes.shared_memory import Limits, SegmentPool, SegmentTable, Span
 
-#: From how many bytes on a buffer is left outside of the pickle: below, one more copy costs less than the bookkeeping.
+#: Buffers of this many bytes or more stay outside the pickle; for smaller ones, copying costs less than bookkeeping.
 LARGE = 1 << 16
 _PROTOCOL = 5
 Buffer = bytes | bytearray | memoryview
 
 
 class Packer:
-    """Pickles items one after another, each by itself; buffers of 64 KB and more stay outside the pickle."""
+    """Pickles items one after another, each separately; buffers of 64 KB or more stay outside the pickle."""
 
     def __init__(self) -> None:
         self._file = io.BytesIO()
@@ -43,7 +46,7 @@ class Packer:
         self._pickler = _TensorPickler(self._file, _PROTOCOL, True, self._keep_inside)
 
     def pack(self, item: Any) -> tuple[int, int]:
-        """Adds an item, unless pickling it raises; returns where its pickle ends, and how many bytes all items take."""
+        """Adds an item, unless pickling it raises; returns the end of its pickle and the bytes of all items."""
         size, outside = self._file.tell(), len(self._outside)
         try:
             self._pickler.dump(item)
@@ -53,13 +56,13 @@ class Packer:
             del self._outside[outside:]
             raise
         finally:
-            # An item that is changed and sent again is pickled again; and nothing is kept alive here.
+            # A memo would refer back to an item that was changed and sent again, and keep all items alive.
             self._pickler.clear_memo()
         end = self._file.tell()
         return end, end + sum(buffer.raw().nbytes for buffer in self._outside)
 
     def take(self) -> tuple[bytes, list[memoryview]]:
-        """Returns the pickles of all items and the buffers outside them, and starts afresh."""
+        """Returns the pickles of all items and the buffers outside them, and empties the packer."""
         body, outside = self._file.getvalue(), [buffer.raw() for buffer in self._outside]
         self._file.seek(0)
         self._file.truncate()
@@ -77,19 +80,19 @@ class _TensorPickler(ForkingPickler):
     def reducer_override(self, value: Any) -> Any:
         if type(value) is not torch.Tensor or not _is_plain(value):
             return NotImplemented
-        # Not through numpy, which does not know all of torch's types.
+        # Not through numpy, which lacks some of torch's types.
         memory: Any = (ctypes.c_ubyte * (value.numel() * value.element_size())).from_address(value.data_ptr())
-        memory.tensor = value  # keeps it alive as long as its memory is referred to
+        memory.tensor = value  # keeps the tensor alive while its memory is referenced
         return _tensor_of, (pickle.PickleBuffer(memory), value.dtype, tuple(value.shape), value.stride())
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Returns whether a tensor is packed by value; others, and those shared on purpose, go as torch sends them."""
+    """Returns whether a tensor is packed by value; others, and those shared on purpose, are pickled by torch."""
     if not tensor.is_cpu or tensor.layout is not torch.strided or not tensor.numel() or tensor.requires_grad:
         return False
     if tensor.is_quantized or tensor.is_conj() or tensor.is_neg() or tensor.untyped_storage().is_shared():
         return False
-    # Whether it fills its memory without gaps and overlaps, in any order of its dimensions.
+    # It must fill its memory without gaps or overlaps, in any order of dimensions: strides (1, 3) for shape (3, 2) do.
     expected = 1
     for stride, size in () if tensor.is_contiguous() else sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1 and stride != expected:
@@ -103,27 +106,27 @@ def _tensor_of(buffer: Buffer, dtype: torch.dtype, size: tuple[int, ...], stride
     return torch.empty(0, dtype=dtype).set_(storage, 0, size, stride)
 
 
-# A message is sent once it has so many items or bytes, or so many seconds after its first item was begun.
+# A message is sent once it has this many items or bytes, or this many seconds after its first item was started.
 MOST_ITEMS = 256
 MOST_BYTES = 1 << 15
 LINGER = 0.001
-PATIENCE = 0.005  # after how many seconds items are sent although the next one is not made yet
+PATIENCE = 0.005  # after this many seconds, items are sent even if the next one is not ready
 
 
 class Envelope(NamedTuple):
-    """What is sent of a message."""
+    """A message as it is sent."""
 
     turn: int  # the order that it answers
-    is_last: bool  # whether the stream ends with it
+    is_last: bool  # whether it ends the stream
     ends: list[int]  # where the pickle of each item ends
     pieces: list[Any]  # all pickles, then the large buffers of the items: bytes, or their places in shared memory
-    segments: list[int]  # the segments in which they are
-    new: list[int]  # those segments whose descriptors follow
-    facts: list[Any]  # what the graph has reported up to its items
+    segments: list[int]  # the segments that hold pieces
+    new: list[int]  # those whose descriptors follow
+    facts: list[Any]  # what the graph reported while it made the items
 
 
 class Sender:
-    """The worker's end; `credits` counts the messages that may be sent, `facts` returns what the graph reports."""
+    """The worker's end; `credits` counts the messages it may send, `facts` returns what the graph has reported."""
 
     def __init__(
         self, connection: Connection, credits: Any, segments: SegmentPool, facts: Callable[[], list[Any]] = list
@@ -136,14 +139,14 @@ class Sender:
         self._turn = 0
         self._ends: list[int] = []
         self._begun = 0.0
-        self._has_credit = False  # always true when there are items
-        # Messages are sent by the thread that makes the items, and by another one when that is held up.
+        self._has_credit = False  # always true while items are waiting
+        # Messages are sent by the thread that makes the items, or by a second one while the next item takes long.
         self._lock = threading.Lock()
         self._has_items = threading.Event()
         threading.Thread(target=self._send_late, name="wds-send", daemon=True).start()
 
     def begin(self, turn: int) -> None:
-        """Begins the stream that answers an order, and drops the rest of the one before."""
+        """Begins the stream that answers an order, and drops the rest of the previous one."""
         with self._lock:
             self._turn = turn
             self._packer.take()
@@ -158,7 +161,7 @@ class Sender:
             self._begun = time.perf_counter()
 
     def add(self, item: Any) -> None:
-        """Sends an item, now or with others that follow soon; an OSError if the main process has hung up."""
+        """Sends an item, now or soon with later ones; raises an OSError if the main process has hung up."""
         with self._lock:
             self._get_credit()
             end, size = self._packer.pack(item)
@@ -170,7 +173,7 @@ class Sender:
                 self._has_items.set()
 
     def finish(self) -> None:
-        """Sends what is left, and that this is the end."""
+        """Sends the remaining items and the end of the stream."""
         with self._lock:
             self._get_credit()
             self._send(is_last=True)
@@ -207,12 +210,12 @@ class Sender:
                 if self._ends and time.perf_counter() - self._begun >= PATIENCE:
                     try:
                         self._send()
-                    except OSError:  # the main process has hung up, which the other thread will notice too
+                    except OSError:  # the main process has hung up; the other thread will notice too
                         return
 
 
 class Message:
-    """Items that came together, each unpacked when it is taken; see `Envelope`."""
+    """The items of one message, each unpacked when it is taken; see `Envelope`."""
 
     def __init__(self, envelope: Envelope, segments: Mapping[int, memoryview]) -> None:
         self.turn, self.is_last, self.facts = envelope.turn, envelope.is_last, envelope.facts
@@ -230,24 +233,25 @@ class Message:
         return self._taken == len(self._ends)
 
     def take(self) -> Any:
-        """Returns the next item; it counts as taken also if unpickling it raises."""
+        """Returns the next item; it counts as taken even if unpickling raises."""
         start = self._ends[self._taken - 1] if self._taken else 0
         data = self._body[start : self._ends[self._taken]]
         self._taken += 1
+        # One iterator serves all items: each pickle takes as many large buffers from it as it had when it was packed.
         outside = self._outside
-        if self.is_empty:  # from now on the items alone hold the shared memory
+        if self.is_empty:  # from now on only the items hold the shared memory
             self._body, self._outside = memoryview(b""), iter(())
-        return pickle.loads(data, buffers=outside)  # writable ones: they become part of the item
+        return pickle.loads(data, buffers=outside)  # writable, as parts of the item
 
     def discard(self) -> None:
-        """Drops the items that are left; tensors sent in torch's own way hold files open until they are taken."""
+        """Drops the remaining items, by taking them: tensors that torch pickled hold files open until then."""
         while not self.is_empty:
             with suppress(Exception):
                 self.take()
 
 
 class Receiver:
-    """The main process's end of its connection to a worker, whose process has `sentinel`."""
+    """The main process's end of the connection to a worker; `sentinel` is the process's."""
 
     def __init__(self, connection: Connection, sentinel: int, credits: Any, limits: Limits) -> None:
         self._connection = connection
@@ -255,12 +259,12 @@ class Receiver:
         self._credits = credits
         self._segments = SegmentTable(limits)
         self._turn = 0
-        # Whether every message that began to arrive has been read and noted. After an exception in between, as at
-        # Ctrl-C, it is False: what comes next cannot be understood.
+        # Whether every message that started to arrive was read and noted completely. It stays False after an exception
+        # in between, such as Ctrl-C: the rest of the connection's data cannot be decoded then.
         self.is_settled = True
 
     def receive(self, timeout: float | None) -> Message | None:
-        """Waits up to `timeout` seconds (None: for ever) for a message, or None; its caller then sets `is_settled`."""
+        """Returns the next message, or None after `timeout` seconds; the caller then sets `is_settled`."""
         ready = wait([self._connection, self._sentinel], timeout)
         if not ready:
             return None
@@ -287,5 +291,5 @@ class Receiver:
         for descriptor in descriptors:
             os.close(descriptor)
         if flags & socket.MSG_CTRUNC:
-            raise OSError(errno.EMFILE, "too many files are open to take in shared memory: raise the limit (ulimit -n)")
+            raise OSError(errno.EMFILE, "too many files are open to receive shared memory: raise the limit (ulimit -n)")
         raise EOFError

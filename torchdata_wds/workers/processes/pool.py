@@ -27,7 +27,7 @@ from torchdata_wds.workers.resume.stream import Point, Seeds
 
 
 class WorkerPool(WdsPipe[Any]):
-    """Stands in the main process for the stages that its workers run, and makes their items, epoch after epoch."""
+    """Replaces, in the main process, the stages that its workers run; yields their items, epoch after epoch."""
 
     def __init__(
         self,
@@ -38,9 +38,9 @@ class WorkerPool(WdsPipe[Any]):
         context: str | None,
         timeout: float,
     ) -> None:
-        self.place = place  # that of the rank
-        self.streams = Streams(num_workers)  # where the workers' streams are
-        self.was_interrupted = False  # whether Ctrl-C ended this epoch while it waited for an item
+        self.place = place  # of the rank
+        self.streams = Streams(num_workers)  # the positions of the workers' streams
+        self.was_interrupted = False  # whether Ctrl-C ended this epoch during a wait for an item
         self._graph = graph
         self._num_workers = num_workers
         self._prefetch_factor = prefetch_factor
@@ -49,9 +49,9 @@ class WorkerPool(WdsPipe[Any]):
         self._board = self._context.RawValue(NoticeBoard)
         self._owner = os.getpid()
         self._links: list[WorkerLink] = []
-        # Stages of the main process may read from a thread (prefetch, fullsync) that outlives an epoch broken off.
+        # Stages of the main process may read from a thread (prefetch, fullsync) that outlives an interrupted epoch.
         self._lock = threading.RLock()
-        # Also when the pool is forgotten, and at the interpreter's end before Python terminates the processes.
+        # Runs when the pool is garbage collected too, and at exit before Python terminates the processes.
         self._end = Finalize(self, _end, (self._board, self._links, self._lock), exitpriority=1)
         self._seeds = self._order_seeds = (0, 0)
         self._stream_seeds: Seeds | None = None
@@ -59,37 +59,37 @@ class WorkerPool(WdsPipe[Any]):
         self._is_fresh = False
 
     def __getstate__(self) -> dict[str, Any]:
-        return {}  # for the traversal of a graph: there is nothing above, and nobody sends a pool to another process
+        return {}  # for graph traversal: no pipe is above, and a pool is never sent to another process
 
     def begin(self, seeds: Seeds, streams: Streams) -> None:
-        """Starts an epoch with the seed of all ranks and this one's own; the workers begin to make items at once."""
+        """Starts an epoch with the seed of all ranks and this rank's own; workers start making items at once."""
         self._seeds = seeds
         self._pass = self._empty = 0
         self._start(seeds, streams)
         self._is_fresh = True
 
     def __iter__(self) -> Iterator[Any]:
-        # Not a generator: the turn is taken now, not at the first item. Called again in the same epoch (by ``cycle``),
-        # it gives a new pass in a new order.
+        # Not a generator, so that the turn is taken now, not at the first item. Another call in the same epoch (by
+        # ``cycle``) starts a new pass in a new order.
         if not self._is_fresh:
             self._pass += 1
             self._empty = 0 if self.streams.taken else self._empty + 1
             if self._empty >= most_empty_passes(1):
                 raise ShardListError(
-                    f"the workers gave nothing in {self._empty} passes in a row, and the main process begins one after "
-                    "the other. Check that the shards have samples, what filters leave, and what handlers skip"
+                    f"the workers yielded nothing in {self._empty} passes in a row, and the main process keeps "
+                    "starting new ones. Check that the shards have samples, what filters leave, and what handlers skip"
                 )
             shared, local = self._seeds
             streams = Streams(self._num_workers)
             streams.epoch = self.streams.epoch
             for before, facts in zip(self.streams.facts, streams.facts, strict=True):
-                facts.skips = before.skips  # which are those of the epoch
+                facts.skips = before.skips  # they count for the whole epoch
             self._start((mix(shared, "pass", self._pass), mix(local, "pass", self._pass)), streams)
         self._is_fresh = False
         return self._items(self._board.turn, self.streams)
 
     def close(self) -> None:
-        """Ends the workers, within seconds even where one is stuck; idempotent."""
+        """Ends the workers, within seconds even if one is stuck; idempotent."""
         self._end()
 
     def wait_for_facts(self) -> None:
@@ -100,18 +100,21 @@ class WorkerPool(WdsPipe[Any]):
                 link.wait_for_facts(self._timeout)
 
     def _check_owner(self) -> None:
-        """Refuses to be used by a forked process, which would take items away from the pool's owner."""
+        """Raises in a forked process, which would take items away from the pool's owner."""
         if os.getpid() != self._owner:
             raise RuntimeError(
                 f"this loader belongs to process {self._owner}, from which this process was forked: iterating it here "
-                "would take items away there. Make a loader of its own in each process"
+                "would take items away there. Make a separate loader in each process"
             )
 
     def _start(self, seeds: Seeds, streams: Streams) -> None:
         self._check_owner()
         if not self._links and self._context.get_start_method() != "fork":
             check_main_functions(self._graph.datapipe, self._graph.functions[:2])
-        self._board.turn += 1  # before waiting for the lock: whoever has it gives up now
+        # A turn is the number of one order. Raising it first makes workers drop the old order, and a thread that holds
+        # the lock while it waits for an old item give up. Messages carry their turn, so late ones are recognized: if an
+        # epoch left early was turn 5, items of turn 5 that arrive during turn 6 are dropped.
+        self._board.turn += 1
         with self._lock:
             self._order_seeds = seeds
             points = streams.points()
@@ -125,7 +128,7 @@ class WorkerPool(WdsPipe[Any]):
             for number in range(self._num_workers):
                 self._order(number, points[number], streams)
             if self.was_interrupted:
-                # A worker must take up an order within the time that one item may take; a stuck one is replaced.
+                # Ctrl-C may have come while a worker was stuck: one that does not take up the order soon is replaced.
                 end = time.monotonic() + GRACE
                 while (stuck := [link.is_stuck for link in self._links]) and any(stuck) and time.monotonic() <= end:
                     time.sleep(0.005)
@@ -148,19 +151,21 @@ class WorkerPool(WdsPipe[Any]):
             self._order(number, self._replace(number, streams), streams)
 
     def _replace(self, number: int, streams: Streams) -> Point | None:
-        """Replaces a worker that is unusable after Ctrl-C; returns where the new one's stream begins."""
+        """Replaces a worker that is unusable after Ctrl-C; returns where the new worker's stream resumes."""
         with interrupts_held():
             self._links[number].kill()
             self._links[number] = self._make_link(number)
         point = streams.points()[number]
         if streams.continues and point is None:
-            # What the old worker had come to is lost with it: the passes of its stream begin again.
+            # The old worker's position is lost with it: the passes of its stream start over.
             assert self._stream_seeds is not None
             streams.facts[number] = Facts([PassBegun(0, 0)])
             return Point(0, self._stream_seeds, Facts([PassBegun(0, 0)]), False)
         return point
 
     def _items(self, turn: int, streams: Streams) -> Iterator[Any]:
+        # One item each in rotation, waiting for a slow worker rather than taking what is ready: so the order of items
+        # depends only on seeds and the number of workers. A worker that has ended leaves the rotation.
         turns = deque(streams.turns.order)
         try:
             while turns:
@@ -187,7 +192,7 @@ class WorkerPool(WdsPipe[Any]):
         try:
             return link.take(turn, self._timeout)
         except RuntimeError:
-            if turn != self._board.turn:  # closed in the meantime
+            if turn != self._board.turn:  # closed, or another epoch began, in the meantime
                 return END
             if not link.never_began:
                 raise
@@ -198,11 +203,11 @@ class WorkerPool(WdsPipe[Any]):
 def _end(board: NoticeBoard, links: list[WorkerLink], lock: threading.RLock) -> None:
     board.turn += 1
     board.closing = True
-    with interrupts_held():  # which is a matter of seconds
+    with interrupts_held():  # for a few seconds at most
         for link in links:
             link.hang_up()
         for link in links:
             link.join()
-        with lock:  # a thread of the main process that waited for an item has seen the connection's end
+        with lock:  # released, since a thread waiting for an item has seen the connection end
             while links:
                 links.pop().close()

@@ -1,13 +1,13 @@
-"""Shared memory in which a worker's large data reaches the main process: filled there, read here, used again.
+"""Passes a worker's large data to the main process in shared memory, in segments that are used again.
 
-New shared memory for every batch costs more than filling it: the system must find and clear each page in the worker,
-and take it back from the main process. So a worker keeps its segments, and fills one again once nothing in the main
-process refers to it. Each is a file without a name, whose descriptor the worker sends along the first time. The first
-byte of a segment says whether the main process may be reading it: the worker sets it, the main process clears it.
+Allocating shared memory for every batch costs more than filling it: the system must find and clear each page for the
+worker, and take it back from the main process. So a worker keeps its segments. Each is an unnamed file, whose
+descriptor the worker sends along the first time.
 
-A process that is forked meanwhile, from either side, sees the same memory and does not say when it is done with it. So
-a segment whose data was in use at a fork is never filled again; the worker takes a new one instead. Forks are counted
-twice, before and after each, since a fork takes time.
+A worker may fill a segment again once nothing in either process refers to its data. The worker marks the first byte of
+a segment as in use when it sends it; the main process clears that when the last reference to the data is gone. If a
+process was forked meanwhile, on either side, the fork sees the same memory and cannot report when it is done: the
+worker then replaces the segment by a new one.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-# Two counts, because other threads go on while handlers of a fork run: what begins or ends between the two counts to
-# the fork as well.
+# Two counts, because a fork takes time and other threads keep running: any use of a segment that begins or ends between
+# the two counts overlaps the fork.
 _forks = {"begun": 0, "ended": 0}
 
 
@@ -35,16 +35,16 @@ os.register_at_fork(
 
 
 def fork_mark() -> int:
-    """Returns a mark of this moment, for `has_forked_since`."""
+    """Returns a mark of the present, for `has_forked_since`."""
     return _forks["begun"] if _forks["begun"] == _forks["ended"] else -1
 
 
 def has_forked_since(mark: int) -> bool:
-    """Returns whether a process may have been forked since a mark was made, and sees the memory of that time."""
+    """Returns whether a process that sees the same memory may have been forked since a mark was made."""
     return mark != _forks["begun"] or _forks["begun"] != _forks["ended"]
 
 
-# Bytes before the data of a segment: the first of them says whether it is in use, the rest aligns the data.
+# Bytes before the data of a segment: the first is its state, the rest aligns the data.
 _HEADER = 64
 _FREE, _IN_USE, _SEEN_BY_FORK = range(3)
 _LEAST = 1 << 16
@@ -52,14 +52,14 @@ Array = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 class Limits(NamedTuple):
-    """How many segments a worker may have at `most`, and how many of them are `kept` when an epoch ends."""
+    """How many segments a worker may have at `most`, and how many are `kept` when an epoch ends."""
 
     most: int
     kept: int
 
 
 class Span(NamedTuple):
-    """Where data is in shared memory: the number of a segment, and the place in it."""
+    """The place of data in shared memory: a segment's number, and a range of bytes in it."""
 
     segment: int
     start: int
@@ -67,9 +67,9 @@ class Span(NamedTuple):
 
 
 class Segment:
-    """One piece of shared memory, as the worker sees it; memory is only taken for bytes that are written."""
+    """One piece of shared memory, as the worker sees it; only bytes that are written occupy memory."""
 
-    descriptor = -1  # while there is none
+    descriptor = -1  # before the file is open
 
     def __init__(self, number: int, capacity: int) -> None:
         self.number = number
@@ -96,20 +96,20 @@ class Segment:
         return self._loan is not None and self._loan() is not None
 
     def lend(self, size: int) -> Array:
-        """Returns an array of its first bytes; the segment is lent while that, or a view of it, lives."""
+        """Returns an array of its first bytes; the segment is lent while the array, or a view of it, is alive."""
         array: Array = np.frombuffer(self.memory, np.uint8, size, _HEADER)
         self._loan = weakref.ref(array)
         self._loan_mark = fork_mark()
         return array
 
     def close_descriptor(self) -> None:
-        """Closes the file once the main process has it; the memory stays."""
+        """Closes the file once the main process has it; the memory stays mapped."""
         descriptor, self.descriptor = self.descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
 
     def __del__(self) -> None:
-        self.close_descriptor()  # of one that was never sent
+        self.close_descriptor()  # if it was never sent
 
 
 class SegmentPool:
@@ -119,13 +119,13 @@ class SegmentPool:
         self._most = limits.most
         self._kept = limits.kept
         self._segments: list[Segment] = []
-        # A batch may be stacked in one thread (prefetch) while another one is sent by a second.
+        # One thread (prefetch) may stack a batch while another sends an earlier one.
         self._lock = threading.Lock()
         self._owner = os.getpid()
 
     def lend(self, size: int) -> Array | None:
-        """Returns an array of `size` bytes that need not be copied when it is sent, or None if too many are lent."""
-        if os.getpid() != self._owner:  # a process forked from the worker, which would use the same memory
+        """Returns an array of `size` bytes that is sent without a copy; None if too many are lent."""
+        if os.getpid() != self._owner:  # a process forked from the worker shares its memory
             return None
         with self._lock:
             if 2 * sum(segment.is_lent for segment in self._segments) >= self._most:
@@ -133,7 +133,7 @@ class SegmentPool:
             return segment.lend(size) if (segment := self._take(size)) else None
 
     def store(self, pieces: Iterable[memoryview]) -> tuple[list[Span | memoryview], list[Segment]]:
-        """Puts data into segments; returns the pieces' places (or the pieces, if all are in use) and segments."""
+        """Puts data into segments; returns their places (or the pieces, if all segments are in use) and segments."""
         with self._lock:
             places: list[Span | memoryview] = [self._span_of_lent(piece) or piece for piece in pieces]
             self._copy(places)
@@ -148,7 +148,7 @@ class SegmentPool:
             del self._segments[self._kept :]
 
     def _span_of_lent(self, piece: memoryview) -> Span | None:
-        """Returns where a piece is if it was lent; data that the main process has read already is copied this time."""
+        """Returns where a segment holds a piece; None, so that it is copied, if none does or it was sent before."""
         address = _address(piece)
         for segment in self._segments:
             start = address - segment.address
@@ -157,8 +157,8 @@ class SegmentPool:
         return None
 
     def _copy(self, places: list[Span | memoryview]) -> None:
-        """Copies the pieces that are not in a segment into one, and replaces them by their places."""
-        # Each takes a whole number of headers, so that the next one is aligned as well: 100 bytes take 128.
+        """Copies all pieces that are outside segments into one, and replaces them by their places."""
+        # Each takes a multiple of 64 bytes, so that the next one is aligned too: 100 bytes take 128.
         sizes = [-(-place.nbytes // _HEADER) * _HEADER if isinstance(place, memoryview) else 0 for place in places]
         segment = self._take(sum(sizes)) if any(sizes) else None
         if segment is None:
@@ -174,7 +174,7 @@ class SegmentPool:
     def _take(self, size: int) -> Segment | None:
         """Returns a free segment for `size` bytes, or None if all are in use."""
         free = [segment for segment in self._segments if segment.is_free]
-        # The first one that will do, so that few are used over and over.
+        # The first that fits, so that few segments are used over and over.
         for segment in free:
             if segment.capacity >= size and not segment.is_spent:
                 return segment
@@ -198,28 +198,28 @@ class SegmentTable:
         self._segments: dict[int, mmap.mmap] = {}
 
     def add(self, number: int, descriptor: int) -> None:
-        """Maps a segment, in place of any other of that number, and closes the descriptor."""
+        """Maps a segment, replacing any earlier one of that number, and closes the descriptor."""
         try:
             self._segments[number] = mmap.mmap(descriptor, os.fstat(descriptor).st_size)
         finally:
             os.close(descriptor)
 
     def lease(self, number: int) -> memoryview:
-        """Returns a segment; the worker may use it again when that and all views of it are gone."""
+        """Returns a segment's memory; the worker may use it again once that and all views of it are gone."""
         segment = self._segments[number]
         array: Array = np.frombuffer(segment, np.uint8)
-        # The array, because it can be watched, and because every view of the memory refers to it in the end.
+        # An array, because it can have a finalizer, and every view of the memory keeps a reference to it.
         weakref.finalize(array, _give_back, segment, os.getpid(), fork_mark()).atexit = False
-        return memoryview(array)  # type: ignore[arg-type]  # mypy does not know that it is a buffer
+        return memoryview(array)  # type: ignore[arg-type]  # mypy does not know that an array is a buffer
 
     def trim(self) -> None:
-        """Drops what the worker dropped."""
+        """Drops the segments that the worker has dropped."""
         for number in [number for number in self._segments if number >= self._kept]:
             del self._segments[number]
 
 
 def _give_back(segment: mmap.mmap, owner: int, mark: int) -> None:
-    if os.getpid() == owner:  # a process forked from it has a copy of every reference
+    if os.getpid() == owner:  # a fork has copies of all references, and their finalizers
         segment[0] = _SEEN_BY_FORK if has_forked_since(mark) else _FREE
 
 

@@ -1,4 +1,4 @@
-"""What runs inside a worker process: the loop that answers orders, and how exceptions travel to the main process."""
+"""Runs inside a worker process: the loop that answers orders, and the transport of exceptions to the main process."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ from torchdata_wds.workers.resume.stream import Point, SeedGraph, Seeds, Stream,
 
 
 class NoticeBoard(ctypes.Structure):
-    """Numbers in shared memory by which the main process tells its workers what is current."""
+    """Values in shared memory through which the main process tells its workers what is current."""
 
-    # The number of the current order: work on any other is in vain. Whether the workers are to end.
+    # The number of the current order (work on any other is dropped), and whether the workers should end.
     _fields_ = (("turn", ctypes.c_uint64), ("closing", ctypes.c_bool))
 
 
@@ -62,11 +62,11 @@ class Failure:
 
 
 def _pickled(error: BaseException) -> bytes | None:
-    # An exception whose constructor wants more than its args pickles well and fails to come back: its parts do.
+    # An exception whose constructor needs more than its args can be pickled but not unpickled; its parts can be both.
     for form in (error, (type(error), error.args, vars(error))):
         try:
             data = pickle.dumps(form)
-        except Exception:  # noqa: BLE001  # attributes of any kind may refuse
+        except Exception:  # noqa: BLE001  # any attribute may fail to pickle
             continue
         if _rebuilt(data) is not None:
             return data
@@ -81,27 +81,27 @@ def _rebuilt(data: bytes | None) -> BaseException | None:
             error = kind.__new__(kind, *arguments)
             error.args = arguments
             vars(error).update(attributes)
-    except Exception:  # noqa: BLE001  # runs the exception's own constructor
+    except Exception:  # noqa: BLE001  # runs the exception's own code
         return None
     return error if isinstance(error, BaseException) else None
 
 
-#: How often, in seconds, a worker looks whether it should be gone; the death of its parent it learns at once.
+#: How often, in seconds, a worker checks whether it should end; it notices the death of its parent at once.
 CHECK_INTERVAL = 0.5
-GRACE = 1.5  # how long, in seconds, a worker that is to close may still finish the item it is at
+GRACE = 1.5  # how long, in seconds, a closing worker may take to finish its current item
 
 
 class Order(NamedTuple):
-    """What the main process asks of a worker: the stream of one pass over the graph."""
+    """A request of the main process to a worker: the stream of one pass over the graph."""
 
-    turn: int  # its number, which stands on the notice board while the order is current
-    seeds: Seeds  # the seed that all workers share, and the one that this set of workers derives its own from
-    point: Point | None = None  # where the stream goes on; None begins it
+    turn: int  # its number, on the notice board while the order is current
+    seeds: Seeds  # the seed shared by all workers, and the one from which this set of workers derives its own
+    point: Point | None = None  # where the stream resumes; None to begin it
     epoch: int = 0  # its number, from 0
 
 
 class WorkerGraph:
-    """The part of a graph that one set of workers runs."""
+    """The part of a graph that a set of workers runs."""
 
     def __init__(self, seed_graph: SeedGraph, datapipe: DataPipe, functions: WorkerFunctions) -> None:
         self.seed_graph = seed_graph  # first: unpickling it silences torchdata before the pipes import it
@@ -110,7 +110,7 @@ class WorkerGraph:
         self._stream: Stream | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        # torch's wrapper pickles with dill what pickle cannot (lambdas), where dill is installed.
+        # torch's wrapper uses dill, if installed, for what pickle cannot handle (lambdas).
         packed = _IterDataPipeSerializationWrapper(self.datapipe)  # type: ignore[no-untyped-call]
         return {**vars(self), "datapipe": packed, "_stream": None, "said": frozenset(said)}
 
@@ -119,7 +119,7 @@ class WorkerGraph:
         vars(self).update(state, datapipe=state["datapipe"]._datapipe)
 
     def items(self, order: Order, worker: int, workers: int) -> Generator[Any, None, None]:
-        """Yields the items of one worker; an exception ends them, and is the last of them."""
+        """Yields the items of one worker; an exception ends the stream, as a `Failure` in place of an item."""
         try:
             if self._stream is None:
                 apply_sharding(self.datapipe, workers, worker, SHARDING_PRIORITIES.MULTIPROCESSING)
@@ -131,7 +131,7 @@ class WorkerGraph:
                     reset=lambda datapipe, seeds, _: functions.reset_for(datapipe, workers, worker, seeds),
                 )
             yield from self._stream.items(order.seeds, worker, order.point, order.epoch)
-        except Exception as error:  # noqa: BLE001  # all of them are raised again in the main process
+        except Exception as error:  # noqa: BLE001  # raised again in the main process
             note_source_failure(error)
             yield Failure(error, _where())
 
@@ -150,21 +150,21 @@ def run_worker(
     board: NoticeBoard,
     answered: Any,
 ) -> None:
-    """Answers the orders of the main process until it hangs up; `answered` gets the number of the last order."""
+    """Answers the orders of the main process until it hangs up; sets `answered` to the number of the last order."""
     ignore_interrupts()
-    # A handler that the program has for itself, inherited by a fork, would keep the worker from being terminated.
+    # The program's own handler, inherited by a fork, would prevent the worker from being terminated.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=_guard, args=(board,), name="wds-guard", daemon=True).start()
-    torch.set_num_threads(1)  # as in torch's own workers: they share the cores among them
+    torch.set_num_threads(1)  # as in torch's own workers, which share the cores
     segments = SegmentPool(limits)
     stack_in(segments.lend)
     sender = Sender(connection, credits, segments, graph.facts)
-    # Hung up on: the main process knows.
+    # These mean that the main process has hung up.
     with suppress(KeyboardInterrupt, EOFError, ConnectionError):
         while not board.closing:
             order: Order = connection.recv()
             answered.value = order.turn
-            # What augmentations draw from, and what ``get_worker_info`` returns: there is no public way to set that.
+            # Seeds what augmentations draw from, and sets what ``get_worker_info`` returns, for lack of a public way.
             random.seed(mix(order.seeds[1], worker, "random"))
             np.random.seed(mix(order.seeds[1], worker, "numpy") >> 32)
             seed = mix(order.seeds[1], worker, "torch")
@@ -176,7 +176,7 @@ def run_worker(
 
 
 def _answer(order: Order, items: Iterator[Any], sender: Sender, board: NoticeBoard) -> None:
-    """Sends the items of an order while it is current, and then their end: somebody may still wait for it."""
+    """Sends the items of an order while it is current, and then their end, for which a thread may still wait."""
     sender.begin(order.turn)
     while True:
         sender.wait_for_room()
@@ -190,11 +190,11 @@ def _answer(order: Order, items: Iterator[Any], sender: Sender, board: NoticeBoa
             sender.add(item)
         except ConnectionError:
             raise
-        except Exception as error:  # noqa: BLE001  # whatever pickling may raise
+        except Exception as error:  # noqa: BLE001  # pickling may raise anything
             explained = RuntimeError(
                 f"{_where()} could not send an item of type {type(item).__qualname__} to the main process: "
                 f"{type(error).__name__}: {error}. Yield bytes, arrays, tensors or plain Python objects, or move the "
-                "stage that makes it behind .join_workers()"
+                "stage that makes it after .join_workers()"
             )
             explained.__cause__ = error
             sender.add(Failure(explained, _where()))
@@ -208,17 +208,17 @@ def _where() -> str:
 
 
 def _guard(board: NoticeBoard) -> None:
-    """Ends this process when its parent has died, or when it is to close and does not."""
-    # The main thread can do neither while it waits for a source or for room in a pipe that nobody reads.
+    """Ends this process if its parent has died, or if it should close and does not."""
+    # The main thread cannot, while it waits for a source or for room in a connection that is no longer read.
     parent = multiprocessing.parent_process()
     assert parent is not None
     starter, is_orphan = os.getppid(), False
     while not (is_orphan or board.closing):
-        # A process forked later may hold the sentinel's other end open.
+        # The parent's id is checked too, because a process forked later may hold the sentinel's other end open.
         is_orphan = bool(wait([parent.sentinel], CHECK_INTERVAL)) or os.getppid() != starter
     storage = sys.modules.get("torchdata_wds.storage")  # a process that never loaded it runs no commands
     if storage is not None:
-        storage.kill_commands()  # which may be what the main thread waits for
+        storage.kill_commands()  # the main thread may be waiting for one
     if not is_orphan:
         time.sleep(GRACE)
     os._exit(1 if is_orphan else 0)

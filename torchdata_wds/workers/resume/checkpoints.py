@@ -1,7 +1,7 @@
-"""Where the streams of a loader are in the middle of an epoch, packed into the few bytes of a state, and the way back.
+"""Packs the positions of a loader's streams in the middle of an epoch into a small state, and unpacks them again.
 
-Whose turn it is, and how many items each worker has given, follow from how many were taken in all: with 3 workers,
-after 7 items, worker 0 has given 3 and the others 2, and it is worker 1's turn.
+The next turn, and the number of items that each worker has yielded, follow from the total taken: with 3 workers, after
+7 items, worker 0 has yielded 3 and the others 2 each, and it is worker 1's turn.
 """
 
 from __future__ import annotations
@@ -30,31 +30,32 @@ from torchdata_wds.workers.resume.stream import Point, Seeds
 
 logger = logging.getLogger(__name__)
 
-_MOST_BYTES = 6000  # how many bytes the facts about all workers may take in a state, before they are compressed
+_MOST_BYTES = 6000  # about how many bytes the facts about all workers take in a state, before compression
 
-#: Of how many shards a state keeps the versions that their stores have told, over all workers if they are not more.
+#: How many shards' versions (size and ETag) a state keeps over all workers, at least one each.
 _MOST_VERSIONS = 64
 _SHARD = struct.Struct("<IQQI")
 _PLACE = struct.Struct("<QQ")
 
 
 class Turns:
-    """The turns of workers that are asked one after another until each has ended."""
+    """The turns of workers that yield one item each in rotation, until all have ended."""
 
-    # Stages after them may be ahead of what is delivered, so the question is always how things stood some items ago.
+    # Later stages may have taken more items than were delivered, so `at` answers for an earlier moment.
     def __init__(self, counts: Sequence[int], order: Sequence[int]) -> None:
-        self.counts = list(counts)  # how many items each worker had given before
-        self.order = list(order)  # which workers have not ended, next one first
+        self.counts = list(counts)  # how many items each worker had yielded before
+        self.order = list(order)  # the workers that have not ended, next one first
         self._ends: list[tuple[int, int]] = []
 
     def note_end(self, taken: int, worker: int) -> None:
-        """Notes that a worker had no item when it was asked, after `taken` items in all."""
+        """Notes that a worker had no item left at its turn, after `taken` items in total."""
         self._ends.append((taken, worker))
 
     def at(self, taken: int) -> tuple[list[int], list[int]]:
-        """Returns how many items each worker had given when `taken` were taken in all, and whose turns came then."""
+        """Returns each worker's count of items after `taken` in total, and the order of turns from there."""
         counts, order, done = list(self.counts), deque(self.order), 0
         ends = [(ended, worker) for ended, worker in self._ends if ended <= taken]
+        # The rotation is even between two ends: 7 items of 3 workers are 2 rounds and one more turn, of the first.
         for ended, worker in [*ends, (taken, None)]:
             rounds, rest = divmod(ended - done, len(order) or 1)
             for place, other in enumerate(order):
@@ -69,26 +70,26 @@ class Turns:
 class Streams:
     """The streams of a set of workers in one epoch, as the main process knows them."""
 
-    #: Makes them begin where `turns` and `facts` say: the seeds of the epoch that the streams began with, and whether
+    #: If set, the streams resume where `turns` and `facts` say: the seeds of the epoch in which they began, and whether
     #: the items before are skipped without making them.
     restart: tuple[Seeds, bool] | None = None
     epoch = 0  # its number, from 0
 
     def __init__(self, workers: int, facts: list[Facts] | None = None, *, continues: bool = False) -> None:
-        self.turns = Turns([0] * workers, range(workers))  # whose turn it is, and what each had given before
+        self.turns = Turns([0] * workers, range(workers))  # whose turn it is, and what each had yielded before
         self.facts = [Facts([PassBegun(0, 0)]) for _ in range(workers)] if facts is None else facts
-        self.taken = 0  # how many items have been taken of all since this epoch began here
-        self.continues = continues  # whether streams go on from epoch to epoch, by ``wds_epoch``
+        self.taken = 0  # items taken from all workers since the epoch began or was resumed
+        self.continues = continues  # whether streams run across epochs, cut by ``wds_epoch``
 
     def points(self) -> list[Point | None]:
-        """Returns where each worker's stream begins."""
+        """Returns where each worker's stream resumes; None for one that begins."""
         if self.restart is None:
             return [None] * len(self.facts)
         seeds, skips = self.restart
         return [Point(count, seeds, facts, skips) for count, facts in zip(self.turns.counts, self.facts, strict=True)]
 
     def next_epoch(self) -> Streams:
-        """Returns where the next epoch begins; after an early break, only the workers know, and report."""
+        """Returns where the next epoch begins; after an early break only the workers know, and will report it."""
         if not self.continues:
             return Streams(len(self.facts))
         for facts in self.facts:
@@ -99,7 +100,10 @@ class Streams:
 
 
 def pack_facts(facts: Facts, item: int, ratio: int, workers: int) -> tuple[Any, ...]:
-    """Packs facts about a stream that goes on with `item`, of `ratio` samples each; leaves out those hardly needed."""
+    """Packs the facts about a stream that resumes at `item`, with `ratio` samples an item; thins out the others."""
+    # Resuming needs the last shard that began before the position, and the two after it to know that none lies between.
+    # Earlier ones only serve samples in a shuffle buffer: where one is left out, reading starts at a shard before it.
+    # So 4 workers keep about 62 shards of 24 bytes each, whether they have read 100 or 100,000.
     width = max((len(shard.places) for shard in facts.shards), default=0)
     room = max(4, _MOST_BYTES // workers // (_SHARD.size + width * _PLACE.size))
     place = bisect_right(facts.passes, item, key=lambda begun: begun.item)
@@ -109,7 +113,7 @@ def pack_facts(facts: Facts, item: int, ratio: int, workers: int) -> tuple[Any, 
     shards = [shard for shard in facts.shards if shard.passing in known]
     place = bisect_right(shards, (begun.passing, (item - begun.item) * ratio), key=lambda shard: shard[:2])
     kept = _thinned(shards[: place + 2], place, room)
-    # The stream may go on with any of the last ones before the place.
+    # The stream may resume in any of the last ones before the position.
     resumable = [(shard.passing, shard.ordinal) for shard in shards[:place][-max(1, _MOST_VERSIONS // workers) :]]
     return (
         [tuple(begun) for begun in passes],
@@ -124,9 +128,9 @@ def pack_facts(facts: Facts, item: int, ratio: int, workers: int) -> tuple[Any, 
 
 
 def _thinned(items: Sequence[Any], here: int, most: int) -> list[Any]:
-    """Keeps the first item, those right before a place and all after it, and ever fewer of those farther away."""
-    # With room for 16, the last 12 before the place stay, and of the earlier ones those 14, 18, 26 and 42 before it:
-    # resuming then starts a little too early at worst, and passes over a few shards.
+    """Keeps the first item, those right before a position and all after it, and ever fewer of the earlier ones."""
+    # With room for 16 and none after the position: the last 12 before it, then those 14, 18, 26 and 42 before it. At
+    # worst, resuming starts a little too early and passes over a few shards.
     place = max(0, here - max(1, most * 3 // 4))
     kept = list(items[place:])
     gap = 2
@@ -138,7 +142,7 @@ def _thinned(items: Sequence[Any], here: int, most: int) -> list[Any]:
 
 
 def unpack_facts(packed: Sequence[Any]) -> Facts:
-    """Undoes `pack_facts`."""
+    """Reverses `pack_facts`."""
     passes, shards, lengths, skipping, shards_cut, passes_cut, places, *more = packed
     facts = Facts(PassBegun(*begun) for begun in passes)
     facts.shards = [ShardBegun(*shard) for shard in _SHARD.iter_unpack(shards)]
@@ -157,10 +161,10 @@ class Checkpoint(NamedTuple):
 
     signature: Signature  # what it belongs to
     epoch: int  # how many epochs had begun
-    in_epoch: bool  # whether it is in the middle of one, the last that began
-    generator: bytes  # the seed generator as that epoch found it
-    stream_seeds: Seeds | None  # those of the epoch that the streams began with; None if none has begun
-    streams: Any  # where they are; None where they begin anew with the next epoch
+    in_epoch: bool  # whether the last one is still running
+    generator: bytes  # the seed generator at the start of that epoch
+    stream_seeds: Seeds | None  # those of the epoch in which the streams began; None before the first
+    streams: Any  # their positions; None if the next epoch starts them anew
 
     def dump(self) -> bytes:
         """Returns the state as bytes."""
@@ -168,25 +172,25 @@ class Checkpoint(NamedTuple):
 
     @classmethod
     def load(cls, state: bytes) -> Checkpoint:
-        """Undoes `dump`; a ValueError if the bytes are not such a state."""
+        """Reverses `dump`; raises a ValueError if the bytes are not such a state."""
         try:
             return cls(*pickle.loads(zlib.decompress(state)))
         except Exception as error:
-            raise ValueError(f"this is no state of WorkersReadingService: {type(error).__name__}: {error}") from error
+            raise ValueError(f"not a state of WorkersReadingService: {type(error).__name__}: {error}") from error
 
 
 def pack_runs(end: DataPipe, runs: Sequence[Any], graph: Any, *, in_epoch: bool) -> Any:
-    """Packs where the `runs` of a service's `graph` are, before `end`; None if they begin anew with the next epoch."""
+    """Packs the positions of the `runs` of a service's graph; None if the next epoch starts them anew."""
     continues = any(run.streams.continues for run in runs)
     if (in_epoch or continues) and len(runs) > 1:
         raise RuntimeError(
             f"a state cannot be taken of {len(runs)} sets of workers that are joined in the main process: join their "
-            "streams in the workers, with one .join_workers() behind all"
+            "streams in the workers, with one .join_workers() after all of them"
         )
     if any(has_epoch(end, run) for run in runs):
         raise RuntimeError(
-            "a state cannot be taken where .wds_epoch() stands behind .join_workers(): put it before, where it counts "
-            "the items of all workers as well"
+            "a state cannot be taken with .wds_epoch() after .join_workers(): put it before, where it still counts the "
+            "items of all workers"
         )
     if not in_epoch and not continues:
         return None
@@ -196,14 +200,14 @@ def pack_runs(end: DataPipe, runs: Sequence[Any], graph: Any, *, in_epoch: bool)
 
 
 def pack_streams(branch: IterDataPipe[Any], streams: Streams, taken: int) -> Any:
-    """Packs where the streams are after `taken` items of the epoch; a RuntimeError if that cannot be known."""
+    """Packs the positions of streams after `taken` items of the epoch; raises a RuntimeError if they are unknown."""
     chain = find_chain(branch)
     if len(chain.epochs) > 1:
-        raise RuntimeError("there are several .wds_epoch() in one graph: where each of them is cannot be kept. Use one")
+        raise RuntimeError("a state cannot be taken of a graph with several .wds_epoch(). Use one")
     if not all(facts.passes for facts in streams.facts):
         raise RuntimeError(
-            "a state between epochs cannot be taken: a stage behind .wds_epoch() has not taken all items of the epoch, "
-            "and how many it took is not known. Put .wds_epoch() behind it"
+            "a state between epochs cannot be taken: a stage after .wds_epoch() did not take all items of the epoch, "
+            "and how many it took is unknown. Put .wds_epoch() after that stage"
         )
     counts, order = streams.turns.at(taken)
     before, behind = chain.ratios
@@ -212,32 +216,32 @@ def pack_streams(branch: IterDataPipe[Any], streams: Streams, taken: int) -> Any
 
 
 def unpack_streams(branch: IterDataPipe[Any], packed: Any, stream_seeds: Seeds, epoch: int) -> Streams:
-    """Undoes `pack_streams`, and logs which items will be made again; `epoch` is the number that the log shows."""
+    """Reverses `pack_streams`, and logs whether items will be made again; `epoch` is the number to log."""
     counts, order, facts = packed
     chain = find_chain(branch)
     facts = [unpack_facts(one) for one in facts]
     skipping = sorted(set().union(*(one.skipping for one in facts)))
     obstacle = chain.obstacle
     if obstacle is None and skipping:
-        obstacle = f"{' and '.join(skipping)} left out items"
+        obstacle = f"{' and '.join(skipping)} dropped items"
     if chain.private:
         logger.warning(
-            "functions of %s have random generators of their own, whose states are not kept: what they give may differ "
-            "from here on. Let them draw from the generators of random, numpy or torch",
+            "functions of %s have random generators of their own, whose states are not kept: their results may differ "
+            "from here on. Draw from the global generators of random, numpy or torch instead",
             " and ".join(chain.private),
         )
     place = f"resuming at item {sum(counts):,} of epoch {epoch}"
     if obstacle is None:
         logger.info("%s: the items before it are skipped", place)
     elif any(counts):
-        logger.warning("%s: the items before it are made once more and dropped, because %s", place, obstacle)
+        logger.warning("%s: the items before it are made again and dropped, because %s", place, obstacle)
     streams = Streams(len(counts), facts, continues=bool(chain.epochs))
     streams.turns, streams.restart = Turns(counts, order), (stream_seeds, obstacle is None)
     return streams
 
 
 def taken_by(end: DataPipe, front: DataPipe) -> int:
-    """Returns how many items of `front` went into those `end` has delivered; a RuntimeError if some may be held."""
+    """Returns how many items of `front` went into those that `end` delivered; raises a RuntimeError if unknown."""
     taken: int = end._number_of_samples_yielded
     ((pipe, sources),) = traverse_dps(end).values()
     while pipe is not front:
@@ -247,20 +251,20 @@ def taken_by(end: DataPipe, front: DataPipe) -> int:
         elif len(sources) != 1 or vars(pipe).get("skipped") or not known:
             raise RuntimeError(
                 f"a state in the middle of an epoch cannot be taken: {short_name(pipe)}, which runs in the main "
-                "process, may hold items that it has not delivered, or drop some. Let it run in the workers (before "
+                "process, may hold items that it has not delivered, or drop some. Run it in the workers (before "
                 ".join_workers()), or take the state between epochs"
             )
         elif has_functions(pipe):
             warn_once(
                 f"main {short_name(pipe)}",
-                f"a function of {short_name(pipe)} runs in the main process: what it draws at random is not kept "
-                "in states of the loader. Let it run in the workers, before .join_workers()",
+                f"a function of {short_name(pipe)} runs in the main process: states of the loader do not cover its "
+                "random draws. Run it in the workers, before .join_workers()",
             )
         ((pipe, sources),) = sources.values()
     return taken
 
 
 def has_epoch(end: Any, front: Any) -> bool:
-    """Returns whether a ``wds_epoch`` stands after the workers, in the main process."""
+    """Returns whether a ``wds_epoch`` follows the workers, in the main process."""
     above = set(map(id, upstream(front)))
     return any(getattr(type(pipe), "cuts_epochs", False) and id(pipe) not in above for pipe in upstream(end))

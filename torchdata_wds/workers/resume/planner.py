@@ -1,10 +1,10 @@
-"""What stands between the shards and the end of a stream, and so whether items can be skipped without making them.
+"""Finds the stages between the shards and the end of a stream, and whether items can be skipped without making them.
 
-Each pipe answers for itself (see `torchdata_wds.pipes.resume_facts`); this module asks them in turn, from the end of
-the graph to the grouping. There, the samples that are still needed are known by their numbers, and no other is decoded.
+Each pipe describes itself (see `torchdata_wds.pipes.resume_facts`); this module works up from the end of the graph to
+the grouping. There, the samples still needed are known by number, and no others are decoded.
 
-For example, a stream `group_by_key().wds_decode().batch(4)` that goes on at item 10 needs the samples from 40 on:
-``batch`` takes 4 items for one, ``wds_decode`` one for one.
+For example, resuming `group_by_key().wds_decode().batch(4)` at item 10 takes samples 40 onward: ``batch`` takes 4 items
+for each that it yields, ``wds_decode`` one.
 """
 
 from __future__ import annotations
@@ -25,33 +25,33 @@ from torchdata_wds.pipes.chain_text import short_name
 from torchdata_wds.pipes.pickling import parts_of
 from torchdata_wds.pipes.resume_facts import Facts, Reached, Step, Wanted, Way, said_by
 
-_ONE_TO_ONE = (native.Mapper, native.Collator)  # native pipes that give one item for each
+_ONE_TO_ONE = (native.Mapper, native.Collator)  # native pipes that yield one item for each
 _BEFORE_LOADER = ("IterableWrapper", "Shuffler", "ShardingFilter", "Concater", "FileLister", "Filter", "Mapper")
 
-#: What can be looked at more than once; a set has another order in each process, which the checksum shows.
+#: Types that can be iterated repeatedly; a set's order differs between processes, which the checksum reveals.
 COLLECTIONS = (list, tuple, range, dict, set, frozenset)
 
 
 def is_torchdata(pipe: DataPipe, *names: str) -> bool:
-    """Returns whether a pipe is one of torchdata's, by their short names; never imports torchdata."""
-    torchdata = sys.modules.get("torchdata.datapipes.iter")  # loaded wherever there is such a pipe
+    """Returns whether a pipe is one of torchdata's, by short name; never imports torchdata."""
+    torchdata = sys.modules.get("torchdata.datapipes.iter")  # already loaded if such a pipe exists
     return any(type(pipe) is getattr(torchdata, name, None) for name in names)
 
 
 def is_one_to_one(pipe: DataPipe) -> bool:
-    """Returns whether a pipe gives one item for each that it takes, unless it counts what it leaves out."""
+    """Returns whether a pipe yields one item for each that it takes, and counts any that it drops."""
     return bool(said_by(pipe, "one_to_one")) or type(pipe) in _ONE_TO_ONE or is_torchdata(pipe, "LengthSetter")
 
 
 def gives_shards_again(pipe: DataPipe) -> bool:
-    """Returns whether a pipe that stands before the loader gives the same shards once more at no cost."""
+    """Returns whether a pipe before the loader yields the same shards again at no cost."""
     is_native = any(type(pipe) is getattr(native, name) for name in _BEFORE_LOADER)
     is_known = is_native or is_torchdata(pipe, "Header", "LengthSetter", "Repeater")
     return is_known or bool(said_by(pipe, "repeats_shards"))
 
 
 class _Batches(Step):
-    """The native ``batch``: item i is made of the items from i * size on; the last one may be smaller."""
+    """The native ``batch``: item i starts at source item i * size; the last batch may be smaller."""
 
     def __init__(self, pipe: Any) -> None:
         self.ratio = pipe.batch_size
@@ -62,6 +62,7 @@ class _Batches(Step):
         return Wanted(early, wanted.first * self.ratio), way
 
     def taken(self, item: int, way: Way) -> tuple[int, Way]:
+        # The last batch may hold a single item: 10 batches of 4 prove only that 37 items were taken.
         return max(0, item - 1) * self.ratio + min(item, 1), way
 
     def length_of(self, source: int) -> int:
@@ -74,19 +75,20 @@ _TRUSTED = ("builtins", "_operator", "operator", "torch.utils.data", "torchdata_
 
 
 class Chain(NamedTuple):
-    """The stages of a stream from its end up to the grouping of samples."""
+    """The stages of a stream, from its end up to the grouping of samples."""
 
-    counted: list[Any]  # the stages that give one item for each, and count in ``skipped`` what they leave out
-    steps: list[Step]  # the stages that do not, last one first
-    grouper: Any  # where samples are made; None where the stages do not lead to one
+    counted: list[Any]  # stages that yield one item for each, and count in ``skipped`` what they drop
+    steps: list[Step]  # stages that do not, last one first
+    grouper: Any  # the stage that makes samples; None if the walk did not reach it
     epochs: list[Any]  # all ``wds_epoch`` of the graph
-    obstacle: str | None  # why items cannot be skipped, for people; None where they can
+    obstacle: str | None  # why items cannot be skipped, for messages; None if they can
     draws: bool  # whether a stage may draw from the global random generators
-    private: list[str]  # the stages with a function that has a random generator of its own, whose state nobody keeps
+    private: list[str]  # stages with a function that has its own random generator, whose state is not saved
 
     @property
     def ratios(self) -> tuple[int, int]:
-        """How many samples make an item of ``wds_epoch``, or of the end without one; and how many of those an item."""
+        """Samples per item of ``wds_epoch`` (without one, of the stream), and of its items per item of the stream."""
+        # batch(4).wds_epoch(n).batch(8) has (4, 8), and batch(4).batch(8) without wds_epoch (32, 1).
         before = after = 1
         seen = not self.epochs
         for step in self.steps:
@@ -96,11 +98,14 @@ class Chain(NamedTuple):
 
     @property
     def follows_epoch(self) -> bool:
-        """Whether each item is made when ``wds_epoch``, which seeds the generators too, gives one or more for it."""
+        """Whether items keep the order in which ``wds_epoch``, which seeds the generators too, yields their parts."""
         return next((step.cuts_epochs for step in self.steps if step.cuts_epochs or step.reorders), False)
 
     def restart(self, wanted: Wanted, facts: Facts, share: int) -> bool:
-        """Lets all stages begin where only the `wanted` items are to come; returns whether enough is known."""
+        """Makes all stages yield only what the `wanted` items need; returns whether enough is known for that."""
+        # From the end up: for item 334 onward, batch(4) needs 1,336 onward; for these, wds_shuffle(98) needs 1,433
+        # onward and the 97 in its buffer. Once a pass has ended, each stage also needs the number of its source's items
+        # (51,200 samples make 12,800 batches), which shows when a shuffle began to empty its buffer.
         way = Way(facts, facts.passes[0].passing, share)
         for number, step in enumerate(self.steps):
             length = facts.lengths.get(way.passing)
@@ -117,7 +122,9 @@ class Chain(NamedTuple):
         return True
 
     def reached(self, item: int, facts: Facts) -> Reached | None:
-        """Returns how far the samples had come, at least, when `item` items of an epoch had been taken."""
+        """Returns how far the stream had read, at least, once `item` items of an epoch were taken; None if unknown."""
+        # 10 batches of 4 prove that 37 samples were read. If the same shards end earlier now, they have changed, and
+        # `Watch` raises. With interleave > 1 several shards are open at once, and no single one can be checked.
         if self.obstacle is not None or self.grouper.source_datapipe.interleave > 1:
             return None
         way = Way(facts, facts.passes[0].passing, 0)
@@ -131,12 +138,14 @@ class Chain(NamedTuple):
 
 
 def find_chain(end: IterDataPipe[Any]) -> Chain:
-    """Follows the stages of a graph from its end to where samples are made."""
+    """Walks up a graph from its end to the stage that makes samples."""
+    # In load_wds_shards().group_by_key().wds_shuffle(98).wds_map(f).batch(4), the steps are batch and wds_shuffle, and
+    # wds_map is counted. The walk ends at the grouper or the first obstacle, such as a filter.
     graph = traverse_dps(end)
     pipes = list(all_pipes(graph))
     epochs = [pipe for pipe in pipes if getattr(type(pipe), "cuts_epochs", False)]
     is_foreign = any(type(pipe).__module__.partition(".")[0] not in _KNOWN_PACKAGES for pipe in pipes)
-    # In later passes of a native cycle, nobody has seeded the native shuffle: it draws from torch's global generator.
+    # After the first pass of a native cycle, the native shuffle is unseeded and draws from torch's global generator.
     draws = is_foreign or any(has_functions(pipe) or is_torchdata(pipe, "Cycler") for pipe in pipes)
     private = [short_name(pipe) for pipe in pipes if _has_generator(pipe)]
     counted: list[Any] = []
@@ -164,18 +173,20 @@ def _obstacle(pipe: DataPipe, step: Step | None, sources: DataPipeGraph, reorder
     if len(sources) > 1:
         return f"{name} joins several streams"
     if not sources:
-        return f"the stream begins with {name}, which has no shards that could be left out"
+        return f"the stream begins with {name}, which has no shards to skip"
     if step is not None:
         return step.obstacle()
     if not is_one_to_one(pipe):
-        return f"{name} may give more or fewer items than it takes, or others"
+        return f"{name} may yield more, fewer or other items than it takes"
+    # A resumed wds_shuffle(98) takes the 97 items of its buffer at once, before its first output. A function before it
+    # would then draw other numbers than in the first run, when each item came in for another output.
     if reorders is not None and has_functions(pipe):
-        return f"a function in {name}, which may draw random numbers, stands before {short_name(reorders)}"
+        return f"a function in {name}, before {short_name(reorders)}, may draw random numbers"
     return None
 
 
 def _obstacle_above(grouper: Any, sources: DataPipeGraph) -> str | None:
-    """Says what stands above the grouping that does not give the same shards again at no cost."""
+    """Returns why the stages above the grouping may not yield the same shards again at no cost; None if they do."""
     if (obstacle := grouper.obstacle()) is not None:
         return str(obstacle)
     ((loader, above),) = sources.values()
@@ -184,7 +195,7 @@ def _obstacle_above(grouper: Any, sources: DataPipeGraph) -> str | None:
             return f"a function in {short_name(stage)} may draw random numbers"
     for pipe in all_pipes(above):
         if not gives_shards_again(pipe):
-            return f"{short_name(pipe)} stands before load_wds_shards"
+            return f"{short_name(pipe)} comes before load_wds_shards"
         if has_functions(pipe):
             return f"a function in {short_name(pipe)} may draw random numbers"
         if type(pipe) is native.IterableWrapper and not isinstance(pipe.iterable, COLLECTIONS):
@@ -193,7 +204,7 @@ def _obstacle_above(grouper: Any, sources: DataPipeGraph) -> str | None:
 
 
 def all_pipes(graph: DataPipeGraph) -> Iterator[Any]:
-    """Yields all pipes of a graph, last one first, and one that several read as often as it is read."""
+    """Yields all pipes of a graph, last one first; a pipe with several readers comes once for each."""
     for pipe, sources in graph.values():
         yield pipe
         yield from all_pipes(sources)
@@ -205,7 +216,7 @@ def has_functions(pipe: DataPipe) -> bool:
 
 
 def _has_generator(pipe: DataPipe) -> bool:
-    """Returns whether a function that a pipe holds has, as far as can be seen, a random generator of its own."""
+    """Returns whether a pipe holds a function that visibly has its own random generator."""
     inside = [part for value in _arguments(pipe) if callable(value) for part in (value, *_contents(value))]
     return any(isinstance(part, _GENERATORS) for part in inside)
 
@@ -223,7 +234,7 @@ def _is_function(value: Any, depth: int = 4) -> bool:
         named = value if hasattr(value, "__qualname__") else type(value)
         if not str(getattr(named, "__module__", None)).startswith(_TRUSTED):
             return True
-        # an object of this package may hold a function that it was given
+        # an object of this package may hold a user's function
         inside = [] if named is value else _contents(value)
     return any(_is_function(part, depth - 1) for part in inside)
 

@@ -1,8 +1,8 @@
-"""What a state belongs to: the graph, the shards and the number of consumers, in a form that shows what differs.
+"""Describes what a state belongs to: the graph, the shards and the number of consumers, so that differences show.
 
-Shards are recognized by their names, and by what is cheap to know: the size and a few blocks of local shards, and what
-an index beside them says. A copy on another disk has the same, a shard that was rewritten does not. Dates say nothing
-(copying changes them), and no server is asked: what is read there is compared where it is read.
+Shards are recognized by name and by what is cheap to find out: the size and two blocks of local shards, and the
+contents of an index next to them. A copy on another disk matches, a rewritten shard does not. Dates are ignored, since
+copying changes them. No server is contacted: remote shards are compared when they are read.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ from torchdata_wds.pipes.resume_facts import said_by
 from torchdata_wds.storage.urls import is_local, local_path, mask_url
 from torchdata_wds.workers.resume.planner import COLLECTIONS, all_pipes
 
-_MOST_SHARDS = 64  # how many shards are looked at, evenly among all: a state stays small, and taking it quick
+_MOST_SHARDS = 64  # how many shards are examined, spread evenly: keeps a state small, and quick to take
 _BLOCK = 4096
 
 
 class ShardContent(NamedTuple):
-    """What is known of a local shard."""
+    """What is known about a local shard."""
 
     number: int  # its place in the list
     size: int  # in bytes
-    check: int  # a CRC-32 of its first block and the one in its middle
-    samples: int | None = None  # how many its index says it has; None without one
-    digest: str = ""  # the beginning of the digest that the index has; "" without one
+    check: int  # a CRC-32 of its first block and a block from its middle
+    samples: int | None = None  # the number in its index; None without an index
+    digest: str = ""  # the first digits of the SHA-256 in its index; "" without one
 
 
 def contents_of(shards: Sequence[Any]) -> list[ShardContent]:
-    """Looks at local shards of a list; those that cannot be read are left out."""
+    """Examines the local shards of a list; leaves out those that cannot be read."""
     found = []
     for number in range(0, len(shards), -(-len(shards) // _MOST_SHARDS) or 1):
         shard = shards[number]
@@ -55,7 +55,7 @@ def contents_of(shards: Sequence[Any]) -> list[ShardContent]:
             continue
         path = Path(local_path(os.fspath(shard)))
         with suppress(OSError, ValueError):
-            if path.is_file():  # a pipe would wait for who writes to it
+            if path.is_file():  # opening a named pipe would wait for a writer
                 with path.open("rb") as file:
                     size = os.fstat(file.fileno()).st_size
                     check = zlib.crc32(file.read(_BLOCK))
@@ -68,7 +68,7 @@ def contents_of(shards: Sequence[Any]) -> list[ShardContent]:
 def describe_changes(
     shards: Sequence[Any], then: Sequence[tuple[Any, ...]], now: Sequence[tuple[Any, ...]]
 ) -> list[str]:
-    """Returns what differs between what was found of shards then and now, both as plain tuples."""
+    """Returns the differences between the contents of shards then and now, both as plain tuples."""
     before = {old.number: old for old in (ShardContent(*content) for content in then)}
     changes = []
     for content in (ShardContent(*content) for content in now):
@@ -94,7 +94,7 @@ def _said_by_index(path: str) -> tuple[int | None, str]:
 
 Signature = dict[str, Any]
 
-#: Attributes that say how a pipe is held and not what it does, or that change while it runs.
+#: Attributes that do not affect which items a pipe yields, or that change while it runs.
 _NO_ARGUMENTS = {
     *("datapipe", "source_datapipe", "datapipes", "others", "iterable"),
     *("storage_options", "rewrite", "read_ahead", "handler", "skipped", "counts"),
@@ -102,11 +102,11 @@ _NO_ARGUMENTS = {
 }
 
 _MOST_CHANGES = 3  # how many changed shards a message names
-_LISTS = "lists"  # the lists of shards themselves, which are no part of a state
+_LISTS = "lists"  # the lists of shards themselves, which are not saved in a state
 
 
 def graph_signature(datapipe: IterDataPipe[Any]) -> list[tuple[str, int]]:
-    """Describes the stages of a graph: the name of each, and a checksum of its arguments."""
+    """Describes the stages of a graph: each one's name and a checksum of its arguments."""
     described = []
     for pipe in all_pipes(traverse_dps(datapipe)):
         if (names := said_by(pipe, "state_arguments")) is None:
@@ -118,7 +118,9 @@ def graph_signature(datapipe: IterDataPipe[Any]) -> list[tuple[str, int]]:
 
 
 def _describe(value: Any, depth: int = 5) -> Iterator[str]:
-    """Yields words for a value that are the same in another process."""
+    """Yields words that describe a value, the same in every process."""
+    # Not its pickle or repr: those of a function or object may contain an address, or change with a set's order, so the
+    # same program would refuse its own state. Only the name of an unknown object is sure to stay.
     yield type(value).__qualname__
     if value is None or isinstance(value, (bool, int, float, complex, str, bytes, os.PathLike)):
         yield repr(value)
@@ -140,18 +142,18 @@ def _describe(value: Any, depth: int = 5) -> Iterator[str]:
     elif isinstance(value, functools.partial):
         for inside in (value.func, value.args, value.keywords):
             yield from _describe(inside, depth - 1)
-    else:  # functions by their names; of other objects no more than their class is known to stay
+    else:  # functions by name, other objects by their class
         yield full_name(value)
 
 
 def describe_shards(*datapipes: Any) -> Signature:
-    """Describes the shards that sources of graphs (known ones) list now: number, checksum of their names, contents."""
+    """Describes the shards that known sources of graphs list now: their number, a checksum of names, and contents."""
     lists = [shards for datapipe in datapipes for shards in _listed(datapipe)]
     pipes = [pipe for datapipe in datapipes for pipe in upstream(datapipe)]
     reads = any(getattr(type(pipe), "reads_shards", False) for pipe in pipes)
     contents = [[tuple(content) for content in contents_of(shards)] if reads else [] for shards in lists]
     described = {"shards": list(map(_digest, lists)), "contents": contents, _LISTS: lists}
-    # The numbers of samples that splitters among the pipes use, where no server must be asked.
+    # The sample counts that splitters use, as far as they are known without contacting a server.
     urls = [[os.fspath(url) for url in shards if isinstance(url, (str, os.PathLike))] for shards in lists]
     known = [pipe.known_counts(shards) for pipe in pipes if said_by(pipe, "known_counts") for shards in urls]
     if counts := [count for found in known for count in found or ()]:
@@ -164,7 +166,7 @@ def _listed(datapipe: IterDataPipe[Any]) -> list[Sequence[Any]]:
     listed: set[int] = set()
     for pipe in {id(found): found for found in upstream(datapipe)}.values():
         if said_by(pipe, "list_again"):
-            # Some stages change nothing but the order and the number of the patterns.
+            # These stages change only the order and the number of the patterns.
             order_only = (Shuffler, ShardingFilter)
             above = [found for found in upstream(pipe.source_datapipe) if type(found) not in order_only]
             if all(type(found) is IterableWrapper and isinstance(found.iterable, COLLECTIONS) for found in above):
@@ -187,7 +189,7 @@ def _digest(items: Sequence[Any]) -> tuple[int, int]:
 
 
 def check_signature(then: Signature, now: Signature) -> None:
-    """Compares what a state belongs to with where it is to be restored; a ValueError names each difference."""
+    """Raises a ValueError that names each difference between a saved signature and that of the present graph."""
     differences = [
         f"{name}: {_shown(then.get(name))} then, {_shown(now.get(name))} now"
         for name in {**then, **now}
@@ -208,13 +210,12 @@ def check_signature(then: Signature, now: Signature) -> None:
         differences.extend(f"the arguments of {name}" for name in changed)
     if differences:
         raise ValueError(
-            "the state is of another run, and would not give the items that are left of its epoch. What differs: "
-            + "; ".join(differences)
+            "the state belongs to a different run and cannot be resumed here. Differences: " + "; ".join(differences)
         )
 
 
 def without_lists(signature: Signature) -> Signature:
-    """Returns the part of a signature that a state keeps."""
+    """Returns the part of a signature that is saved in a state."""
     return {name: value for name, value in signature.items() if name != _LISTS}
 
 

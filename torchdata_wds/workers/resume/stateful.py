@@ -1,7 +1,6 @@
-"""A graph as a dataset that torchdata's StatefulDataLoader can stop and resume in the middle of an epoch.
+"""Wraps a graph as a dataset that torchdata's StatefulDataLoader can stop and resume in the middle of an epoch.
 
-Its workers may end with each epoch and know nothing of those before, so the number of an epoch is kept in shared
-memory.
+The loader's workers may end with each epoch and remember no earlier one, so epochs are numbered in shared memory.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from torchdata_wds.workers.resume.planner import find_chain
 from torchdata_wds.workers.resume.stream import Seeds
 from torchdata_wds.workers.skips import log_skips
 
-#: Places in the memory: the number that was set, how often one was set, the last epoch, and recent iterations.
+#: Places in that memory: the epoch number set last, how often one was set, the next epoch, and recent iterations.
 _SET, _TIMES, _LAST, _RECENT = range(4)
 _RECENT_COUNT = 16
 _EPOCH_LIMIT = 2**31
@@ -40,11 +39,12 @@ _TIMES_BITS = 22
 
 
 class EpochNumbers:
-    """Counts the epochs of a dataset over all processes that were forked or spawned with it."""
+    """Counts the epochs of a dataset across all processes forked or spawned with it."""
 
-    # The first worker of an iteration that asks takes the next number and notes it under the iteration's key; the
-    # others find it there. No lock is needed: two that ask at once read the same last epoch, and write the same. That
-    # holds because each entry is one int64, and an iteration is noted before the last epoch is.
+    # The first worker of an iteration takes the next number and notes it under the iteration's key, where the others
+    # find it. Two that begin at once need no lock: both read the same next epoch, say 7, and write the same (this key
+    # has 7, next is 8). That works because each entry is one int64, and the iteration is noted before the next epoch.
+    # Entries pack two numbers: an iteration is key << 32 | epoch, the next epoch is times set << 40 | epoch.
 
     def __init__(self) -> None:
         size = _RECENT + _RECENT_COUNT
@@ -53,7 +53,7 @@ class EpochNumbers:
     def __getstate__(self) -> dict[str, Any]:
         if get_spawning_popen() is not None:
             return {"_memory": self._memory}
-        copy = EpochNumbers()  # which has counted nothing yet
+        copy = EpochNumbers()  # an independent one, which has counted nothing yet
         copy._memory[:_LAST] = self._memory[:_LAST]
         return vars(copy)
 
@@ -64,12 +64,12 @@ class EpochNumbers:
 
     @property
     def given(self) -> tuple[int, int]:
-        """The number that was set last, and how often one was set."""
+        """The number set last, and how often one was set."""
         return int(self._memory[_SET]), int(self._memory[_TIMES])
 
     def begin(self, key: int) -> int:
-        """Returns the epoch's number for a worker of an iteration that has just begun."""
-        last = int(self._memory[_LAST])  # first: what another worker of the iteration changes it to is not for this one
+        """Returns the epoch's number to a worker of an iteration that has just begun."""
+        last = int(self._memory[_LAST])  # read first: another worker of this iteration may advance it
         recent = int(self._memory[_RECENT + key % _RECENT_COUNT])
         if recent >> 32 == key:
             return recent % 2**32
@@ -79,21 +79,21 @@ class EpochNumbers:
         return epoch
 
     def note(self, key: int, epoch: int) -> None:
-        """Notes the number of an iteration's epoch: the next one follows it, unless another is set."""
+        """Notes the epoch number of an iteration; the next iteration gets the following one, unless another is set."""
         self._memory[_RECENT + key % _RECENT_COUNT] = key << 32 | epoch
         self._memory[_LAST] = self.given[1] % 2**_TIMES_BITS << 40 | epoch + 1
 
 
 def iteration_key() -> int:
-    """Returns a positive number that the workers of one iteration of torch's DataLoader share, and no others."""
-    # They have one base seed, which a program may set to the same value each epoch, and one pipe to the main process.
+    """Returns a positive number shared by exactly the workers of one iteration of torch's DataLoader."""
+    # They share a base seed, which a program may reset to the same value each epoch, and a pipe to the main process.
     worker = get_worker_info()
     assert worker is not None
     pipe = 0
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_name == "_worker_loop":
-            with suppress(AttributeError, OSError):  # no such pipe in this version of torch
+            with suppress(AttributeError, OSError):  # another version of torch may have no such pipe
                 pipe = os.fstat(getattr(frame.f_locals.get("data_queue"), "_writer").fileno()).st_ino  # noqa: B009
         frame = frame.f_back
     return mix(worker.seed - worker.id, pipe) % (2**31 - 1) + 1
@@ -102,19 +102,19 @@ def iteration_key() -> int:
 class StatefulPipeline(IterableDataset[Any]):
     """Runs a graph of DataPipes under a plain ``StatefulDataLoader``, and makes its states exact.
 
-    ``StatefulDataLoader`` alone does not ask DataPipes for their state: it repeats the beginning of the epoch, in
-    another order. Here a state says where each worker is, in a few hundred bytes, and resuming gives the remaining
-    items, as ``WorkersReadingService`` does; see there for what is skipped and what is made again. The work is divided
-    among workers and ranks where ``.sharding_filter()`` or ``.split_shards()`` says, and everything is seeded: the
-    loader's own generator and shuffling have no effect.
+    ``StatefulDataLoader`` alone does not save the state of DataPipes: it repeats the beginning of the epoch, in
+    another order. Here a state records each worker's position, in a few hundred bytes, and resuming yields the
+    remaining items, as with ``WorkersReadingService``; see there for which items are skipped and which are made again.
+    ``.sharding_filter()`` or ``.split_shards()`` divides the work among workers and ranks. Everything is seeded here:
+    the loader's own generator and shuffling have no effect.
 
-    Every epoch has a new order, which depends on the seed, the epoch's number and the place. Epochs are counted for
-    each copy of this object, over all workers forked or spawned with it; the orders are the same whether or not workers
-    outlive an epoch (``persistent_workers=True``). After a state is loaded, the count goes on from there.
+    Every epoch has a new order, which depends on the seed, the epoch's number, and the rank and worker. Each copy of
+    this object counts its epochs, over all workers forked or spawned with it; the orders are the same whether or not
+    workers outlive an epoch (``persistent_workers=True``). After a state is loaded, counting continues from its epoch.
 
     Args:
         pipe: The last pipe of the graph.
-        seed: The seed of all orders.
+        seed: Determines all orders.
 
     Example:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
@@ -142,17 +142,17 @@ class StatefulPipeline(IterableDataset[Any]):
         self._forget()
 
     def _forget(self) -> None:
-        """Forgets all epochs."""
+        """Resets everything that is known about earlier epochs."""
         self._place: Grid | None = None
         self._run: LocalIterDataPipe | None = None
         self._signature: signatures.Signature = {}
         self._epoch = -1
-        self._stream_epoch = 0  # in which the stream began that wds_epoch cuts
-        self._is_over = False  # whether the epoch has come to its end, so that the run's streams are those of the next
-        self._packed: dict[tuple[Any, ...], Any] = {}  # what was known when the state was packed, and that
+        self._stream_epoch = 0  # the one in which the stream began that wds_epoch cuts
+        self._is_over = False  # whether the epoch has ended; the run's streams are then those of the next
+        self._packed: dict[tuple[Any, ...], Any] = {}  # the last packed state, by the facts known then
 
     def __getstate__(self) -> dict[str, Any]:
-        copy = StatefulPipeline(self.pipe, seed=self.seed)  # which begins at the beginning
+        copy = StatefulPipeline(self.pipe, seed=self.seed)  # one that starts from the beginning
         return {**vars(copy), "_numbers": self._numbers, "_restored": self._restored}
 
     def set_epoch(self, epoch: int) -> None:
@@ -160,11 +160,11 @@ class StatefulPipeline(IterableDataset[Any]):
         self._numbers.set(epoch)
 
     def __iter__(self) -> Iterator[Any]:
-        # Not a generator: the state is asked for before the first item is.
+        # Not a generator, since the state may be requested before the first item.
         restored, self._restored = self._restored, None
         worker = get_worker_info()
         place = Grid(*rank_place(), worker.num_workers if worker else 0, worker.id if worker else 0)
-        if place != self._place or restored is not None:  # another place than before: a worker forked since
+        if place != self._place or restored is not None:  # another place than before: forked as a worker since
             self._forget()
         is_new = self._run is None
         run = self._run or self._start(place)
@@ -187,7 +187,7 @@ class StatefulPipeline(IterableDataset[Any]):
         return self._items(run)
 
     def _count(self, is_new: bool, epoch: int | None = None) -> int:
-        """Returns the number of the epoch that begins (`epoch` if a state has it), and notes it for workers to come."""
+        """Returns the number of the new epoch (`epoch`, if a state gives it), and notes it for later workers."""
         seen = self._seen
         given, self._seen = self._numbers.given
         worker = get_worker_info()
@@ -208,7 +208,7 @@ class StatefulPipeline(IterableDataset[Any]):
         self._packed.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state of the stream in this process; a RuntimeError if its place cannot be known."""
+        """Returns the state of the stream in this process; raises a RuntimeError if its position is unknown."""
         run = self._run
         if run is None:
             return {} if self._restored is None else self._restored
@@ -228,11 +228,11 @@ class StatefulPipeline(IterableDataset[Any]):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Makes the next iteration go on from a state; that raises a ValueError if it is of another graph or place."""
+        """Makes the next iteration resume from a state; it raises a ValueError if the graph, rank or worker differs."""
         self._restored = state_dict or None
 
     def _start(self, place: Grid) -> LocalIterDataPipe:
-        """Divides the work, and makes what runs the graph in this process."""
+        """Divides the work, and sets up the graph's run in this process."""
         ranks, rank, workers, worker = self._place = place
         self._signature = {
             "num_workers": workers,

@@ -1,4 +1,4 @@
-"""One consumer's stream in the process that runs it, from its beginning or from the middle of an epoch."""
+"""Runs one consumer's stream in its process, from the beginning or from the middle of an epoch."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from torchdata_wds.workers.skips import SkipWatch
 
 def seed_generators(*place: int | str) -> None:
     """Seeds the generators of ``random``, ``numpy`` and ``torch`` (on the CPU) from all arguments."""
-    # It costs some 15 us; ``torch.manual_seed`` alone costs twenty times as much, since it looks for other devices.
+    # This takes about 15 us; ``torch.manual_seed`` alone takes 20 times as long, because it looks for other devices.
     digest = hashlib.blake2b(repr(place).encode(), digest_size=20).digest()
     random.seed(int.from_bytes(digest[:8], "little"))
     np.random.seed(int.from_bytes(digest[8:12], "little"))
@@ -38,20 +38,20 @@ def seed_generators(*place: int | str) -> None:
 
 
 class _States(NamedTuple):
-    """The states of the global generators."""
+    """States of the global random generators."""
 
     python: Any
     torch: torch.Tensor
-    bits: Any  # numpy's bit generator, which holds all of its state except half a pair of Gaussian numbers
-    memory: bytes  # what the bit generator's memory held
-    numpy: Any  # numpy's whole state where such a half is waiting; else None
+    bits: Any  # numpy's bit generator, which holds all of its state except a cached Gaussian number
+    memory: bytes  # a copy of the bit generator's memory
+    numpy: Any  # numpy's full state if a Gaussian number is cached; else None
 
 
 _MEMORY = 4 * 625  # bytes of an MT19937: 624 words and a position
 
 
 class OwnGenerators:
-    """States of the global generators for one stream, so that neither it nor the program moves the other's."""
+    """Keeps one stream's states of the global generators apart from the program's."""
 
     def __init__(self) -> None:
         states = random.getstate(), torch.default_generator.get_state()
@@ -60,7 +60,7 @@ class OwnGenerators:
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """Swaps the stream's states in, and out again at the end."""
+        """Swaps the stream's states in, and the program's back at the end."""
         outside = self._outside = _get_states(self._outside)
         _set_states(self._own)
         try:
@@ -71,7 +71,8 @@ class OwnGenerators:
 
 
 def _get_states(known: _States | None) -> _States:
-    """Returns the states; numpy's are the known ones if nothing was drawn since, as to get them takes 100 us."""
+    """Returns the current states; skips reading numpy's, which takes 100 us, if they are still the `known` ones."""
+    # Every draw changes the MT19937's 2,500 bytes, so comparing those is enough, unless a Gaussian number was cached.
     bits = mtrand.get_bit_generator()
     memory = ctypes.string_at(bits.ctypes.state_address, _MEMORY) if type(bits) is np.random.MT19937 else b""
     is_known = known is not None and known.numpy is None and bits is known.bits and memory == known.memory != b""
@@ -92,26 +93,26 @@ logger = logging.getLogger(__name__)
 Seeds = tuple[int, int]
 SeedGraph = Callable[[DataPipe, Seeds, int], object]
 
-#: The global generators are seeded before every item whose number this divides, where no stage needs it more often.
+#: The global generators are seeded before every 64th item, unless a stage needs it more often.
 _SEEDED_ITEMS = 64
 
 
 class Point(NamedTuple):
-    """Where a stream goes on."""
+    """Where a stream resumes."""
 
     item: int  # how many items of the epoch have been delivered
-    stream_seeds: Seeds  # those of the epoch that the stream began with: passes of ``wds_epoch`` follow from them
-    facts: Facts  # what was known of the stream
-    skips: bool  # whether items are skipped without making them; else they are made again
+    stream_seeds: Seeds  # those of the epoch in which the stream began; ``wds_epoch`` derives its passes from them
+    facts: Facts  # what was known about the stream
+    skips: bool  # whether earlier items are skipped; otherwise they are made again and dropped
 
 
 class WorkerFunctions(NamedTuple):
-    """What is called in each worker, when it starts and before each epoch."""
+    """The user's functions that each worker calls, at its start and before each epoch."""
 
     init: Callable[..., Any] | None  # (datapipe, info) -> datapipe
     reset: Callable[..., Any] | None  # (datapipe, info, seed_generator) -> datapipe
-    info: Callable[[int, int], Any]  # torchdata's ``WorkerInfo`` of the number of workers and the worker's own
-    generator: Callable[[int, int, int], Any]  # of two seeds, one of them shared by all workers, and a worker's number
+    info: Callable[[int, int], Any]  # (workers, worker) -> torchdata's ``WorkerInfo``
+    generator: Callable[[int, int, int], Any]  # (shared seed, local seed, worker) -> SeedGenerator
 
     def initialized(self, datapipe: DataPipe, workers: int, worker: int) -> DataPipe:
         """Returns the graph that a worker runs."""
@@ -120,7 +121,7 @@ class WorkerFunctions(NamedTuple):
         return _checked_graph("worker_init_fn", self.init(datapipe, self.info(workers, worker)))
 
     def reset_for(self, datapipe: DataPipe, workers: int, worker: int, seeds: Seeds) -> DataPipe:
-        """Returns the graph that a worker runs in an epoch; its pipes already have their seeds."""
+        """Returns the graph that a worker runs in an epoch; its pipes are already seeded."""
         if self.reset is None:
             return datapipe
         shared, local = seeds
@@ -129,7 +130,7 @@ class WorkerFunctions(NamedTuple):
 
 
 def checked_function(name: str, function: Any) -> Any:
-    """Returns an argument that is a function or None; else a TypeError."""
+    """Returns an argument that is callable or None; raises a TypeError otherwise."""
     if function is not None and not callable(function):
         raise TypeError(f"{name} must be a function or None, not {function!r}")
     return function
@@ -137,12 +138,12 @@ def checked_function(name: str, function: Any) -> Any:
 
 def _checked_graph(name: str, found: Any) -> DataPipe:
     if not isinstance(found, IterDataPipe):
-        raise TypeError(f"{name} returned {found!r}; it must return a DataPipe, the one it was given or another")
+        raise TypeError(f"{name} returned {found!r}; it must return a DataPipe, the one it received or another")
     return found
 
 
 class Stream:
-    """Runs a graph for one consumer; with `keeps_apart`, what it draws does not move the program's generators."""
+    """Runs a graph for one consumer; with `keeps_apart`, its draws do not advance the program's generators."""
 
     def __init__(
         self,
@@ -155,14 +156,14 @@ class Stream:
         self._datapipe: Any = datapipe
         self._seed_graph = seed_graph
         self._keeps_apart = keeps_apart
-        self._reset = reset  # called at each epoch's start, after the graph is seeded; returns the graph of the epoch
+        self._reset = reset  # called at the start of each epoch, after seeding; returns the epoch's graph
         self._watch = Watch()
         self._chain: Chain | None = None
         self._stream_seeds: Seeds | None = None
         self._skipped: dict[int, int] = {}
         self._skips: SkipWatch | None = None
         self._worker = 0
-        self._is_checked = False  # whether its work is divided
+        self._is_checked = False  # whether the division of its work was checked
 
     @property
     def chain(self) -> Chain:
@@ -188,7 +189,7 @@ class Stream:
         return self._watch.take()
 
     def items(self, seeds: Seeds, worker: int, point: Point | None, epoch: int) -> Generator[Any, None, None]:
-        """Yields the items of an epoch, from `point` on if there is one; the `seeds` are all consumers' and its own."""
+        """Yields the items of an epoch, from `point` onward if given; `seeds` are the shared one and its own."""
         chain = self.chain
         if not self._is_checked:
             self._is_checked = True
@@ -196,7 +197,7 @@ class Stream:
         self._watch.epoch = epoch
         self._worker = worker
         if not chain.epochs:
-            self.facts()  # of another epoch
+            self.facts()  # drops those of an earlier epoch
         own = OwnGenerators() if self._keeps_apart and chain.draws else None
         with own.in_use() if own else nullcontext():
             first = self._begin(seeds, worker, point, epoch)
@@ -207,10 +208,12 @@ class Stream:
             return
         taken = 0 if point is None else point.item
         with ExitStack() as stack:
-            stack.callback(getattr(iterator, "close", list))  # a generator's files are closed now
+            stack.callback(getattr(iterator, "close", list))  # closes the files of a generator now
+            # One item at a time: the stream's generator states are swapped in only while an item is made, since the
+            # program draws its own numbers between two items.
             for number in count(first):
                 with own.in_use() if own else nullcontext():
-                    # So a random augmentation gives the same result wherever the stream was begun.
+                    # Seeding by number makes an augmentation of item 128 the same wherever the stream started.
                     if every and number % every == 0:
                         seed_generators(seeds[1], worker, "item", number)
                     found = list(islice(iterator, 1))
@@ -218,14 +221,14 @@ class Stream:
                     if number < taken:
                         self._tell_of_fewer(number, taken)
                     return
-                if number >= taken:  # those before are made once more and dropped
+                if number >= taken:  # earlier ones are made again and dropped
                     yield found.pop()
 
     def _tell_of_fewer(self, made: int, taken: int) -> None:
-        """Refuses to end an epoch that has fewer items than were taken of it; warns where chance may explain it."""
+        """Raises if an epoch ends before the item it was to resume at; only warns if chance may explain that."""
         message = (
-            f"only {made:,} items came of the {taken:,} that had been taken when the state was made: the data or the "
-            "functions are not those of that run"
+            f"only {made:,} of the {taken:,} items delivered before the state was made could be made again: the data "
+            "or the functions are not those of that run"
         )
         handlers = [getattr(pipe, "handler", reraise_exception) for pipe in upstream(self._datapipe)]
         if not self.chain.private and all(handler is reraise_exception for handler in handlers):
@@ -233,7 +236,7 @@ class Stream:
         logger.warning("%s", message)
 
     def _begin(self, seeds: Seeds, worker: int, point: Point | None, epoch: int) -> int:
-        """Seeds the graph and sets where it begins; returns the number of the first item that it makes."""
+        """Seeds the graph and sets its start; returns the number of the first item that it will make."""
         chain = self.chain
         self._stream_seeds = self._stream_seeds or (seeds if point is None else point.stream_seeds)
         self._watch.agreed_seed = self._stream_seeds[0]
@@ -241,6 +244,8 @@ class Stream:
         self._watch.known = {(shard.passing, shard.ordinal): shard for shard in shards}
         self._watch.known_versions = {} if point is None else dict(point.facts.versions)
         self._watch.reached = None if point is None else chain.reached(point.item, point.facts)
+        # The passes of wds_epoch follow from the seeds of the epoch in which the stream began, perhaps long ago. So it
+        # notes those first; then all pipes get the seeds of this epoch.
         if point is not None and chain.epochs:
             self._seed_graph(self._datapipe, point.stream_seeds, worker)
             for counter in chain.epochs:
@@ -256,19 +261,21 @@ class Stream:
             self._watch.reseed = lambda passing, item: seed_generators(stream_seed, worker, "pass", passing, item)
         if point is None:
             return 0
-        if point.skips and chain.obstacle is None:  # a user's function may have changed the graph here
+        if point.skips and chain.obstacle is None:  # checked again: worker_reset_fn may have replaced the graph
+            # Back to an item before which the generators are seeded: to resume at 100, items 64 to 99 are made and
+            # dropped, so that 100 finds the generators as it did in the first run.
             first = point.item - point.item % (self._seeded_items() or 1)
             share = chain.epochs[0].share(epoch) if chain.epochs else 0
             if chain.restart(Wanted((), first), point.facts, share):
                 return first
-            logger.warning("worker %d makes its %d items once more: where their pass began is not known", worker, first)
+            logger.warning("worker %d makes %d items again: where their pass began is not known", worker, first)
             self._seed_graph(self._datapipe, seeds, worker)
         for counter in chain.epochs:
             counter.restart(point.facts.passes[0], None)
         return 0
 
     def _seeded_items(self) -> int:
-        """Returns n if the generators are seeded before every n-th item; 0 for never."""
+        """Returns n if the generators are seeded before every n-th item; 0 if they never are."""
         chain = self.chain
         if not chain.draws or chain.follows_epoch:
             return 0

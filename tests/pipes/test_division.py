@@ -350,7 +350,7 @@ def test_division_warns_once_when_the_filter_was_never_told(graph: Graph, world:
     for _ in range(2):
         assert sorted(Around(pipe)) == KEYS
     (message,) = world.messages
-    for part in ("never told of the 2 workers", "each sample comes 2 times", "Give the pipe itself to DataLoader"):
+    for part in ("never told of the 2 workers", "each sample comes 2 times", "Pass the pipe itself to DataLoader"):
         assert part in message
 
 

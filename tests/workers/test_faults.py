@@ -298,7 +298,7 @@ def test_service_refuses_when_a_forked_process_iterates_its_loader() -> None:
         first = next(items)
 
         def iterate() -> None:
-            with pytest.raises(RuntimeError, match=r"was forked.*Make a loader of its own"):
+            with pytest.raises(RuntimeError, match=r"was forked.*Make a separate loader"):
                 next(items)
 
         def begin() -> None:

@@ -231,7 +231,7 @@ def test_resume_warns_when_handlers_may_have_skipped_others(
     Path(urls[0]).write_bytes(whole)
     resumed(state, 0, 1)
     assert "shard-000000.tar has another number of samples" in caplog.text
-    assert "Or a handler has skipped other samples" in caplog.text
+    assert "Or a handler skipped different samples" in caplog.text
 
 
 # --------------------------------------------------------------------------------------------------------- on a server

@@ -230,8 +230,8 @@ class Facts:
 
     def add(self, facts: Sequence[Fact]) -> None:
         """Adds what a worker has reported."""
-        # A worker that resumes reports again what the state has. If the state ends with shard 7, then of the shards 5,
-        # 6, 7, 8, ... reported now only 8 and later are new. From 7 on none is missing, even if the state left some out.
+        # A resumed worker reports again what the state has. If the state ends with shard 7, then of the shards 5, 6, 7,
+        # 8, ... reported now only 8 and later are new. From 7 on none is missing, even if the state left some out.
         for fact in facts:
             if isinstance(fact, ShardBegun):
                 last = (self.shards[-1].passing, self.shards[-1].ordinal) if self.shards else (-1, -1)

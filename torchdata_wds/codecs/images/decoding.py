@@ -160,8 +160,8 @@ def _read_flat(image: ImageFile, mode: str, max_size: int | None) -> Image:
 def _read_header(data: bytes) -> tuple[int, int, int, bool] | None:
     """Reads width, height, channels (1 or 3) and whether there is metadata, up to the first scan; None if unusual."""
     # After FF D8 come segments: FF, a marker, and a length of two bytes that counts itself but not the marker. From
-    # byte 2, a segment of length 16 ends before byte 2 + 2 + 16 = 20, where the next begins. Pillow may treat a file
-    # with other kinds of segments than those listed above differently, so it reads that itself.
+    # byte 2, a segment of length 16 ends before byte 2 + 2 + 16 = 20, where the next begins. Segments of kinds that are
+    # not listed above may change what Pillow returns, so files that have them are left to Pillow.
     position, width, height, channels, has_metadata = 2, 0, 0, 0, False
     while True:
         marker, length = data[position + 1], data[position + 2] << 8 | data[position + 3]

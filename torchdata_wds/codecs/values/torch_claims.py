@@ -70,7 +70,7 @@ def check_claims(data: bytes, max_bytes: int) -> None:
 
 def _check_archive(data: bytes, max_bytes: int) -> None:
     # zipfile searches for the directory, but torch trusts stored offsets: an archive with two directories could show
-    # each of them other entries. So the directory must end exactly where the end record begins. In 1000 bytes that
+    # them different entries. So the directory must end exactly where the end record begins. In 1000 bytes that
     # record is at 1000 - 22 = 978; in the 64-bit form, with a locator at 978 - 20 = 958, it is at 958 - 56 = 902.
     end = start = len(data) - _END_SIZE
     size, offset = struct.unpack("<LL", data[end + 12 : end + 20])

@@ -109,7 +109,7 @@ def test_clear_keeps_what_is_being_read(folder: Path) -> None:
     with open_copy(str(path)):
         done = run_wds("cache", "clear", folder)
     assert done.status == 1
-    assert "another process makes or reads it" in done.err
+    assert "another process is writing or reading it" in done.err
     assert list(folder.iterdir()) == [path]
 
 

@@ -137,8 +137,8 @@ def test_index_refuses_wrong_arguments(tmp_path: Path, monkeypatch: pytest.Monke
         (["x.tar", "--md5"], "--wids"),
         (["x.tar", "--name", "x"], "--wids"),
         (["x.tar", "--wids", "list.json", "-o", "out"], "-o"),
-        (["a/x.tar", "b/x.tar", "-o", "out"], "one index"),
-        (["a.1.tar", "a.2.tar", "--dali"], "one index"),
+        (["a/x.tar", "b/x.tar", "-o", "out"], "share the index"),
+        (["a.1.tar", "a.2.tar", "--dali"], "share the index"),
         (["x.tar", "--keys", "other"], "--keys"),
     ):
         done = run_wds("index", *arguments)
@@ -202,12 +202,12 @@ def test_save_replaces_only_when_told_to(tmp_path: Path) -> None:
     url = str(tmp_path / "x.tar.index")
     assert save_index(index, url) == "written"
     assert save_index(index, url) == "unchanged"
-    with pytest.raises(ShardOpenError, match="another one is there"):
+    with pytest.raises(ShardOpenError, match="a different one exists"):
         save_index(other, url)
     assert ShardIndex.load(url) == index
     assert save_index(other, url, overwrite=True) == "written"
     assert ShardIndex.load(url) == other
-    with pytest.raises(ShardOpenError, match="another one is there"):
+    with pytest.raises(ShardOpenError, match="a different one exists"):
         save_index(b"x", url)
     with pytest.raises(ShardOpenError, match="does not exist"):
         save_index(b"x", str(tmp_path / "no" / "x.idx"))
@@ -219,7 +219,7 @@ def test_save_works_in_stores() -> None:
     """As in local folders."""
     assert save_index(b"x", "memory://index-files/x.idx") == "written"
     assert save_index(b"x", "memory://index-files/x.idx") == "unchanged"
-    with pytest.raises(ShardOpenError, match="another one is there"):
+    with pytest.raises(ShardOpenError, match="a different one exists"):
         save_index(b"y", "memory://index-files/x.idx")
 
 

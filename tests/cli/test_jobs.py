@@ -106,7 +106,7 @@ def test_workers_are_processes_that_stay(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("how", "said", "num_workers"),
-    [("exit", "exit status 3", 1), ("kill", "signal SIGKILL, as when the system has no more memory", 2)],
+    [("exit", "exit status 3", 1), ("kill", "signal SIGKILL, perhaps because the system ran out of memory", 2)],
 )
 def test_only_its_item_fails_when_a_worker_dies(how: str, said: str, num_workers: int) -> None:
     """Another takes its place."""

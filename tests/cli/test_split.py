@@ -137,7 +137,7 @@ def test_split_goes_on_behind_the_highest_number_when_asked(shards: list[str], f
     done = run_wds("split", shards[2], "-n", 2, "-o", folder / "x", "--force")
     assert done.status == 0
     assert keys(folder / "x-000000.tar") == text_keys((0, 0, 2))
-    assert f"higher numbers were there before, and are as they were, up to {folder}/x-000004.tar\n" in done.err
+    assert f"higher numbers existed before and are unchanged, up to {folder}/x-000004.tar\n" in done.err
 
 
 @pytest.mark.parametrize("name", ["file:{folder}/x-{}.tar", "link.tar"])
@@ -178,8 +178,8 @@ def test_split_stops_when_so_many_shards_are_full_and_says_how_to_go_on(
     assert done.status == 0
     assert len(lines(done)) == 2
     used = len(keys(*lines(done)))
-    assert f"To go on: --start 2 --slice {used}:\n" in done.err
-    rest = run_wds(*arguments, *done.err.rpartition("To go on: ")[2].split())
+    assert f"To continue: --start 2 --slice {used}:\n" in done.err
+    rest = run_wds(*arguments, *done.err.rpartition("To continue: ")[2].split())
     assert rest.status == 0
     assert keys(*lines(done), *lines(rest)) == text_keys(SIZES)
 
@@ -417,10 +417,10 @@ def test_places_are_filled_where_they_stand_outside_of_quotes(template: str, exp
 @pytest.mark.parametrize(
     ("template", "message"),
     [
-        ("cmd '{path}'", "stands inside quotes"),
-        ('cmd "a {path} b"', "stands inside quotes"),
-        ('cmd "\\"{path}"', "stands inside quotes"),
-        ("cmd '\\' \"'{path}\"", "stands inside quotes"),
+        ("cmd '{path}'", "is inside quotes"),
+        ('cmd "a {path} b"', "is inside quotes"),
+        ('cmd "\\"{path}"', "is inside quotes"),
+        ("cmd '\\' \"'{path}\"", "is inside quotes"),
         ("cmd {paht}", r"unknown place \{paht\}: there are \{path\}, \{name\}"),
         ("cmd 'it", "not closed"),
         ("cmd it's {path}", "not closed"),

@@ -4,8 +4,8 @@ wds cache list cache
 wds cache verify cache --remove
 wds cache clear cache --older-than 7d --dry-run
 
-Other files are ignored: copies are known by their names or marks, files of samples by their first bytes, ``.part`` and
-``.lock`` files by the form of their names.
+Other files are ignored: copies are recognized by their names or marks, files of samples by their first bytes, and
+``.part`` and ``.lock`` files by the form of their names.
 """
 
 import argparse
@@ -31,24 +31,24 @@ from torchdata_wds.storage.locks import LockedFile
 
 _SECONDS = {"w": 7 * 86400, "d": 86400, "h": 3600, "m": 60, "s": 1}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?) ?([smhdw])")
-_NEW_SECONDS = 1.0  # an unfinished file may not have its lock yet for this long
+_NEW_SECONDS = 1.0  # a new file may be without its lock for this long
 State = Literal["whole", "being made", "left over"]
 
 
 class CacheFile(NamedTuple):
-    """One file of a cache; a lock is that of a copy."""
+    """One file of a cache; the kind ``"lock"`` is the lock of a copy."""
 
     path: str
     kind: Literal["shard", "samples", "lock"]
-    state: State  # finished, in the hands of a living process, or left by a killed one
+    state: State  # finished, being written by a live process, or left behind by a killed one
     size: int
     used: float  # when it was last used (or changed, if unfinished), in seconds since 1970
 
 
 def duration(text: str) -> float:
-    """Reads a span of time such as ``7d``, in seconds."""
+    """Parses a duration such as ``7d`` into seconds."""
     if (found := _DURATION.fullmatch(text.strip().lower())) is None:
-        raise argparse.ArgumentTypeError(f"expected a span of time such as 30m, 12h, 7d or 2w, not {text!r}")
+        raise argparse.ArgumentTypeError(f"expected a duration such as 30m, 12h, 7d or 2w, not {text!r}")
     return float(found[1]) * _SECONDS[found[2]]
 
 
@@ -56,19 +56,20 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     parsers = []
     for name, summary in {
-        "list": "show each copy of a shard and file of samples",
-        "verify": "read each copy to its end, and report those that are damaged",
-        "clear": "remove unused copies, and what killed processes left",
+        "list": "show each copy of a shard and each file of samples",
+        "verify": "read each copy completely and report damaged ones",
+        "clear": "remove unused copies, and leftovers of killed processes",
     }.items():
         parsers.append(actions.add_parser(name, help=summary, description=summary))
-        option(parsers[-1], "folder", "FOLDER", "the folder of a cache", os.path.expanduser)
-        flag(parsers[-1], "-r --recursive", "look into its folders too, as for copies named by host and path")
+        option(parsers[-1], "folder", "FOLDER", "the cache folder", os.path.expanduser)
+        flag(parsers[-1], "-r --recursive", "search its subfolders too, for copies named by host and path")
     listing, verifying, clearing = parsers
-    flag(listing, "--json", "a JSON object a line")
-    flag(verifying, "--remove", "remove what is damaged")
-    option(clearing, "--older-than", "TIME", "only copies not used for 30m, 12h, 7d or 2w", duration)
-    option(clearing, "--max-bytes", "SIZE", "remove the oldest until the others take no more than SIZE", byte_size)
-    flag(clearing, "--dry-run", "say what would be removed")
+    flag(listing, "--json", "one JSON object per line")
+    flag(verifying, "--remove", "remove damaged files")
+    option(clearing, "--older-than", "TIME", "only copies unused for TIME, such as 30m, 12h, 7d or 2w", duration)
+    text = "remove the least recently used until the rest takes no more than SIZE"
+    option(clearing, "--max-bytes", "SIZE", text, byte_size)
+    flag(clearing, "--dry-run", "only show what would be removed")
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -121,7 +122,7 @@ def _clear(arguments: argparse.Namespace, files: Sequence[CacheFile]) -> int:
     for file in removed:
         print(f"{file.size:>15,} B  {verb}  {printable(os.path.relpath(file.path, arguments.folder))}")
     if made := [Path(file.path).name for file in files if file.state == "being made" and file.kind != "lock"]:
-        say(f"{counted(len(made), 'file is', 'files are')} being made and kept: {printable(', '.join(made[:5]))}")
+        say(f"kept {counted(len(made), 'file that is', 'files that are')} being made: {printable(', '.join(made[:5]))}")
     size = sum(file.size for file in removed)
     left = counted(sum(file.size for file in files) - size, "byte")
     print(f"{size:>15,}  bytes in {counted(len(removed), 'file')} {verb}, {left} left")
@@ -129,11 +130,11 @@ def _clear(arguments: argparse.Namespace, files: Sequence[CacheFile]) -> int:
 
 
 def _remove(file: CacheFile) -> bool:
-    """Removes a file, or says why it stays; returns whether it is gone."""
+    """Removes a file, or reports why it stays; returns whether it is gone."""
     try:
         if remove_file(file) != "in use":
             return True
-        say(f"{printable(file.path)} stays: another process makes or reads it")
+        say(f"{printable(file.path)} stays: another process is writing or reading it")
     except CacheError as error:
         say(printable(str(error)))
     return False
@@ -146,7 +147,7 @@ COMMAND = Command(__doc__, _add_arguments, _run)
 
 
 def list_cache(folder: str | os.PathLike[str], *, recursive: bool = False) -> list[CacheFile]:
-    """Lists the cache files in a folder by name; a CacheError if it has only other files."""
+    """Lists the cache files in a folder by name; raises CacheError if it has only other files."""
     root = os.fspath(folder)
     files: list[CacheFile] = []
     others = 0
@@ -156,7 +157,7 @@ def list_cache(folder: str | os.PathLike[str], *, recursive: bool = False) -> li
                 file = _file_of(entry)
             except FileNotFoundError:
                 continue
-            except PermissionError:  # of another user, perhaps
+            except PermissionError:  # perhaps another user's
                 file = None
             if file is not None:
                 files.append(file)
@@ -188,7 +189,7 @@ def _file_of(entry: os.DirEntry[str]) -> CacheFile | None:
     path, name, size = entry.path, entry.name, status.st_size
     if not stat.S_ISREG(status.st_mode) or name == locked_files.ROOM:
         return None
-    if name.endswith(LOCK):  # that of a copy is empty, or contains the name of the copy's part
+    if name.endswith(LOCK):  # the lock of a copy is empty, or contains the name of the unfinished copy
         base, content = name.removesuffix(LOCK), os.fsdecode(_read(path, 4096))
         is_of_copy = locked_files.UNIQUE.split(content) == [base, ""] if content else is_own_name(base)
         return CacheFile(path, "lock", _state(status, path), size, status.st_mtime) if is_of_copy else None
@@ -209,16 +210,16 @@ def _state(status: os.stat_result, path: str) -> State:
         return "being made"
     with LockedFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)) as file:
         is_free = file.lock(shared=True)
-        # without locks, only its age shows that nobody fills it any more
+        # where locks do not work, only its age shows that no process writes it any more
         return "left over" if is_free and (file.has_locks or age >= locked_files.OLD_SECONDS) else "being made"
 
 
 def _read(path: str, size: int) -> bytes:
-    """Reads the beginning of a file, if possible without changing its time of access, which eviction goes by."""
+    """Reads the start of a file, if possible without changing its access time, on which eviction relies."""
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
         file = os.open(path, flags | getattr(os, "O_NOATIME", 0))
-    except PermissionError:  # of another user
+    except PermissionError:  # O_NOATIME is refused for another user's file
         file = os.open(path, flags)
     with LockedFile(file) as opened:
         return opened.read(size)
@@ -237,9 +238,9 @@ def check_file(file: CacheFile) -> str | None:
         else:
             with LockedFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC)) as copy:
                 if locked_files.is_of_other_size(copy.fileno()):
-                    raise CacheError(f"the copy {path} no longer has the length with which it was made: it is cut")
+                    raise CacheError(f"the copy {path} no longer has its original length: it was cut off")
             check_copy(path, path)
-        # the time of access, by which eviction finds the least recently used, is as if nothing was read
+        # restore the access time, by which eviction finds the least recently used
         with contextlib.suppress(OSError):
             if os.path.samestat(before, os.stat(path)):  # noqa: PTH116
                 os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
@@ -251,7 +252,7 @@ def check_file(file: CacheFile) -> str | None:
 def choose_old(
     files: Iterable[CacheFile], *, older_than: float | None = None, max_bytes: float | None = None, now: float
 ) -> list[CacheFile]:
-    """Chooses files: left-over ones, then finished ones by the limits (without one, all), the longest unused first."""
+    """Chooses left-over files, then finished ones beyond the limits (or all without any), least recently used first."""
     files = list(files)
     chosen = [file for file in files if file.state == "left over"]
     whole = sorted((file for file in files if file.state == "whole"), key=lambda file: file.used)
@@ -266,14 +267,14 @@ def choose_old(
 
 
 def remove_file(file: CacheFile) -> locked_files.Removal:
-    """Removes a file unless another process makes or reads it; it is gone if it no longer exists or was replaced."""
+    """Removes a file unless another process is writing or reading it; ``"gone"`` if it has vanished or was replaced."""
     path = file.path
     try:
         if file.kind == "samples" or file.state == "whole":
             return locked_files.remove_unlocked(path)
         if file.kind == "lock" and not os.path.lexists(path):
             return "gone"
-        # holding the copy's lock, so that no other process starts to make it; the lock's own file goes with the lock
+        # hold the copy's lock, so that no other process starts to make the copy; releasing it removes the lock's file
         if (lock := locked_files.CopyLock.acquire(locked_files.UNIQUE.sub("", path.removesuffix(LOCK)))) is None:
             return "in use"
         try:

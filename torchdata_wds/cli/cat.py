@@ -21,11 +21,11 @@ from torchdata_wds.pipes.samples.shuffle import shuffled
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_input_arguments(parser)
     option(parser, "-c --count", "N", "stop after N samples", whole_number)
-    option(parser, "--skip", "N", "leave the first N samples out", whole_number, default=0)
-    text = "read the shards in random order (without --slice), and shuffle samples through a buffer of N"
+    option(parser, "--skip", "N", "skip the first N samples", whole_number, default=0)
+    text = "read the shards in random order (unless --slice is given), and shuffle samples through a buffer of N"
     option(parser, "--shuffle", "N", text, positive_number)
     add_seed(parser, "--shuffle")
-    option(parser, "--mix", "K", "keep K shards open and take samples in turn", positive_number, default=1)
+    option(parser, "--mix", "K", "keep K shards open and take a sample from each in turn", positive_number, default=1)
     add_parallel(parser, "read N shards at once; the order stays the same")
     outputs.add_field_arguments(parser)
     outputs.add_output_arguments(parser)
@@ -48,7 +48,7 @@ def _run(arguments: argparse.Namespace) -> int:
         samples: Iterator[Mapping[str, Any]] = source
         if rng is not None:
             samples = shuffled(samples, rng, arguments.shuffle, arguments.shuffle)
-        # two slices, as the sum of --skip and --count may be more than islice takes
+        # two slices: the sum of --skip and --count may be too large for islice
         outputs.copy_samples(islice(islice(samples, arguments.skip, None), arguments.count), output, reader)
     choices.tell()
     return reader.finish()

@@ -1,4 +1,4 @@
-"""What commands are made of: `Command`, and the rows and types of their arguments."""
+"""Building blocks of commands: `Command`, and helpers to add and parse arguments."""
 
 import argparse
 import contextlib
@@ -19,7 +19,7 @@ _MOST_DIGITS = 18  # sys.maxsize has 19
 
 
 class UsageError(Exception):
-    """Arguments that are each valid, but not together."""
+    """Raised for arguments that are valid on their own but not together."""
 
 
 @contextlib.contextmanager
@@ -32,63 +32,63 @@ def usage_checked() -> Iterator[None]:
 
 
 class Command(NamedTuple):
-    """One command; `torchdata_wds.cli.main.COMMANDS` has a row for each."""
+    """One command; `torchdata_wds.cli.main.COMMANDS` lists them all."""
 
-    text: str | None  # its module's docstring: a summary, and in a paragraph of its own an example for a shell
+    text: str | None  # usually the module's docstring: a summary line, then a paragraph with a shell example
     add_arguments: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace], int]  # returns the exit status
 
     @property
     def summary(self) -> str:
-        """One line of the help."""
+        """The first line, for the list of commands."""
         line = (self.text or "").partition("\n")[0]
         return line[:1].lower() + line[1:].rstrip(".")
 
     @property
     def example(self) -> str:
-        """Lines for a shell."""
+        """The shell example."""
         return textwrap.dedent((self.text or "").partition("\n\n")[2].partition("\n\n")[0]).strip()
 
 
 def flag(parser: Parser, names: str, text: str) -> None:
-    """Adds an argument that is there or not; its names are separated by blanks."""
+    """Adds a flag; its names are separated by spaces."""
     parser.add_argument(*names.split(), action="store_true", help=text)
 
 
 def option(
     parser: Parser, names: str, metavar: str, text: str, kind: Callable[[str], Any] = str, **settings: Any
 ) -> None:
-    """Adds an argument with a value, which `kind` reads; `settings` are argparse's."""
+    """Adds an argument with a value that `kind` parses; `settings` go to argparse."""
     parser.add_argument(*names.split(), metavar=metavar, help=text, type=kind, **settings)
 
 
 def choice(parser: Parser, names: str, values: Sequence[str], text: str, default: str | None = None) -> None:
-    """Adds an argument that is one of several words."""
+    """Adds an option whose value is one of several words."""
     parser.add_argument(*names.split(), choices=values, default=default, help=text)
 
 
 def add_force(parser: Parser) -> None:
     """Adds ``--force``."""
-    flag(parser, "--force", "replace what exists")
+    flag(parser, "--force", "replace existing outputs")
 
 
 def add_rekey(parser: Parser) -> None:
     """Adds ``--rekey``."""
-    text = "new keys, from {number:09d} (for short: '#'), {key} and {shard}, as in '{shard}/{key}'"
+    text = "new keys, made of {number:09d} (or '#' for short), {key} and {shard}, such as '{shard}/{key}'"
     option(parser, "--rekey", "PATTERN", text, Rekeying)
 
 
 def add_writing(parser: Parser) -> None:
-    """Adds what all commands that write shards have: ``--force``, ``--compress``, ``--index`` and ``--rekey``."""
+    """Adds the options of all commands that write shards: ``--force``, ``--compress``, ``--index`` and ``--rekey``."""
     add_force(parser)
-    choice(parser, "--compress", ("gz", "bz2", "xz", "zst", "none"), "by default as the name's suffix says")
-    flag(parser, "--index", "write an index beside each shard")
+    choice(parser, "--compress", ("gz", "bz2", "xz", "zst", "none"), "compression (default: by the name's suffix)")
+    flag(parser, "--index", "write an index next to each shard")
     add_rekey(parser)
 
 
 def add_count(parser: Parser, default: str = "all") -> None:
     """Adds ``--count``."""
-    option(parser, "-c --count", "N", f"how many samples at most (default: {default})", whole_number)
+    option(parser, "-c --count", "N", f"at most N samples (default: {default})", whole_number)
 
 
 def add_parallel(parser: Parser, text: str, default: int = 1) -> None:
@@ -97,8 +97,8 @@ def add_parallel(parser: Parser, text: str, default: int = 1) -> None:
 
 
 def add_seed(parser: Parser, owner: str) -> None:
-    """Adds ``--seed`` of an argument that shuffles."""
-    option(parser, "--seed", "SEED", f"of {owner}: the same seed gives the same order", whole_number)
+    """Adds ``--seed`` for an option that shuffles."""
+    option(parser, "--seed", "SEED", f"seed of {owner}: the same seed repeats the same order", whole_number)
 
 
 class Part(NamedTuple):
@@ -109,7 +109,7 @@ class Part(NamedTuple):
 
 
 def part_number(text: str) -> Part:
-    """Reads the argument ``--part``: ``I/N``, from ``0/N``."""
+    """Parses ``--part``: ``I/N``, where I counts from 0."""
     number, _, total = text.partition("/")
     if not _is_number(number) or not _is_number(total):
         raise argparse.ArgumentTypeError(f"expected I/N in whole numbers, such as 0/8, not {text!r:.60}")
@@ -122,7 +122,7 @@ def part_number(text: str) -> Part:
 
 
 def whole_number(text: str, least: int = 0) -> int:
-    """Reads an argument that is 0 or more."""
+    """Parses a whole number that is not below `least`."""
     if not _is_number(text) or int(text) < least:
         raise argparse.ArgumentTypeError(f"expected a whole number, {least} or more, not {text!r:.60}")
     return int(text)
@@ -136,7 +136,7 @@ def _is_number(text: str) -> bool:
 
 
 def byte_size(text: str) -> float:
-    """Reads a number of bytes, such as ``1e9``, ``500MB`` or ``2GiB``."""
+    """Parses a number of bytes, such as ``1e9``, ``500MB`` or ``2GiB``."""
     found = _SIZE.fullmatch(text.strip())
     if found is None or not float(found[1]) or found[2].lower() not in _UNITS:
         raise argparse.ArgumentTypeError(f"expected a size in bytes such as 1e9, 500MB or 2GiB, not {text!r}")
@@ -144,7 +144,7 @@ def byte_size(text: str) -> float:
 
 
 def range_of(text: str) -> slice:
-    """Reads ``lo:hi:step``, each optional, or one number; all count from the start, as a stream's end is not known."""
+    """Parses ``lo:hi:step``, each optional, or one number; none is negative, as a stream's end is not known."""
     parts = text.split(":")
     if not text or len(parts) > 3 or not all(part == "" or _is_number(part) for part in parts):
         raise argparse.ArgumentTypeError(f"expected lo:hi:step or a number, whole and 0 or more, not {text!r}")
@@ -155,7 +155,7 @@ def range_of(text: str) -> slice:
 
 
 class Rekeying:
-    """Gives samples new keys by a pattern with ``{number}`` or ``{key}``, and ``{shard}``: the argument ``--rekey``."""
+    """Makes new keys (``--rekey``) from a pattern with ``{number}`` or ``{key}``, and optionally ``{shard}``."""
 
     def __init__(self, text: str) -> None:
         self.pattern = text.replace("#", "{number:09d}")
@@ -165,7 +165,7 @@ class Rekeying:
         except (ValueError, LookupError, AttributeError, OverflowError, MemoryError) as error:
             raise argparse.ArgumentTypeError(f"{text!r} is not a pattern for keys: {error}") from error
         if not places <= {"number", "key", "shard"} or not places & {"number", "key"}:
-            raise argparse.ArgumentTypeError(f"{text!r} needs {{number}} or {{key}}, and takes {{shard}} in addition")
+            raise argparse.ArgumentTypeError(f"{text!r} needs {{number}} or {{key}}; {{shard}} is optional")
 
     def __call__(self, sample: Mapping[str, Any], number: int) -> dict[str, Any]:
         """Returns a copy of a sample with its new key."""

@@ -55,10 +55,10 @@ SampleId = tuple[str, str]  # URL and key
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    text = "shards to read, with braces or globs; without it the demo writes its own to a temporary folder"
+    text = "shards to read, with braces or globs (default: the demo writes its own to a temporary folder)"
     option(parser, "--shards", "PATTERN", text, nargs="+")
     text = "keep the shards that the demo writes: NAME-000000.tar and so on, or 'folder/' for folder/train-000000.tar; "
-    option(parser, "--keep", "NAME", text + "they have images, classes and json, to try things with")
+    option(parser, "--keep", "NAME", text + "they contain images, classes and json to experiment with")
     add_force(parser)
     option(parser, "--workers", "N", "worker processes (default: 2)", whole_number, default=2)
 
@@ -67,9 +67,9 @@ def _run(arguments: argparse.Namespace) -> int:
     with armed(), contextlib.suppress(ImportError):  # compiled modules lose a KeyboardInterrupt while they are imported
         import torchdata_wds.workers.service  # noqa: F401
     if arguments.shards and arguments.keep is not None:
-        raise UsageError("--keep is for the shards that the demo writes itself, and --shards names others")
+        raise UsageError("--keep is for shards that the demo writes, but --shards names existing ones")
     if arguments.force and arguments.keep is None:
-        raise UsageError("--force is for the shards that --keep leaves")
+        raise UsageError("--force needs --keep, whose shards it replaces")
     if arguments.keep is not None:
         arguments.shards = [keep_shards(arguments.keep, overwrite=arguments.force)]
         say(f"wrote {len(SIZES)} shards: {printable(arguments.shards[0])}")
@@ -104,7 +104,7 @@ def check_epoch(patterns: Sequence[str], workers: int) -> int:
 
 
 def scan(urls: Sequence[str]) -> tuple[Counter[SampleId], Counter[str], int]:
-    """Counts how often each sample comes in shards, and the members of each field; and the bytes of all members."""
+    """Counts how often each sample occurs in shards, the members of each field, and the bytes of all members."""
     samples: Counter[SampleId] = Counter()
     fields: Counter[str] = Counter()
     total = 0
@@ -135,13 +135,13 @@ def _members_of(url: str) -> list[tuple[str, int]]:
 
 
 def _read_epoch(pipe: WdsPipe[Any], workers: int, total: int) -> tuple[Counter[SampleId], float, float]:
-    """Counts the samples of one epoch; returns the seconds to its last and its first batch, with workers starting."""
+    """Counts the samples of one epoch, and measures the seconds to its last and first batch, start-up included."""
     entered: Any
     try:
         from torchdata_wds.workers.service import DataLoader2, WorkersReadingService
     except ImportError as error:
         say(f"torchdata cannot be imported ({error.__cause__ or error}): reading through torch.utils.data.DataLoader")
-        # batches are those that the graph makes in the workers
+        # the graph makes the batches, in the workers
         entered = contextlib.nullcontext(DataLoader(pipe, batch_size=None, num_workers=workers))
     else:
         entered = DataLoader2(pipe, reading_service=WorkersReadingService(workers))
@@ -185,7 +185,7 @@ def build_pipe(patterns: Sequence[str], fields: Counter[str]) -> WdsPipe[Any]:
 
 
 def augment(image: Image.Image | None) -> torch.Tensor | None:
-    """Mirrors every second image and gives all one size; a sample without image keeps None."""
+    """Mirrors about half of the images and resizes all to one size; a sample without an image keeps None."""
     if image is None:
         return None
     image = ImageOps.mirror(image) if random.random() < 0.5 else image
@@ -196,7 +196,7 @@ def augment(image: Image.Image | None) -> torch.Tensor | None:
 def keep_shards(name: str, *, overwrite: bool = False) -> str:
     """Writes the shards to a permanent place, all of them or none, and returns the pattern that lists them."""
     if not is_local(name) or not name or not _SIGNS.isdisjoint(name):
-        expected = f"a local folder, or what the names begin with, without {' '.join(sorted(_SIGNS))}"
+        expected = f"a local folder, or a prefix of names, without {' '.join(sorted(_SIGNS))}"
         raise UsageError(f"--keep takes {expected}; not {mask_url(name)!r}")
     path = Path(local_path(name))
     if name.endswith("/") or path.is_dir():
@@ -206,7 +206,7 @@ def keep_shards(name: str, *, overwrite: bool = False) -> str:
     there = [target for target in targets if os.path.lexists(target)]
     if there and not overwrite:
         raise FileExistsError(f"{there[0]} already exists: pass another name, or --force to replace it")
-    # beside their place, and renamed in the end: an interrupted demo leaves no part of them
+    # written to a folder next to their place and renamed at the end: an interrupted demo leaves none of them
     with tempfile.TemporaryDirectory(prefix=".wds-demo-", dir=path.parent) as folder:
         pattern = write_shards(Path(folder), path.name)
         for target in targets:

@@ -1,4 +1,4 @@
-"""Write the content of one field, of the first sample that meets conditions.
+"""Write one field of the first sample that meets the conditions.
 
 wds first train-000000.tar > first.jpg
 wds first -f txt --where cls=3 'train-{000000..000003}.tar'
@@ -36,13 +36,13 @@ _NOTHING = object()
 
 
 class Condition:
-    """A comparison of a field with a value, as ``cls=3``; nothing in it is evaluated as a program.
+    """A comparison of a field with a value, such as ``cls=3``; no part of it is evaluated as code.
 
-    The field is decoded by its name. After it, ``.name`` and ``.0`` go into what json, msgpack and cbor hold. Numbers
-    are compared as numbers wherever both sides are (``07`` is 7), truth values and null as ``true``, ``false`` and
-    ``null``, all else as text by its code points, without blanks around it; lists, tensors and dicts as compact JSON.
-    A number and a text are unequal, and neither is smaller. A sample without the field or value, which is counted in
-    ``missed``, does not meet the condition, whatever it is.
+    The field is decoded by its name; ``.name`` and ``.0`` after it select items of json, msgpack and cbor values. If
+    both sides are numbers, they are compared as numbers (``07`` equals 7). Booleans and null are compared as ``true``,
+    ``false`` and ``null``, lists, tensors and dicts as compact JSON, and everything else as text, by code point and
+    without surrounding blanks. A number never equals a text, and neither is smaller. A sample without the field or
+    value never meets the condition, and is counted in ``missed``.
     """
 
     def __init__(self, text: str) -> None:
@@ -56,7 +56,7 @@ class Condition:
         self._decode = Decoder()
 
     def holds(self, sample: Mapping[str, Any]) -> bool:
-        """Returns whether a sample of bytes, or decoded values, meets the condition; SampleError if it has no text."""
+        """Returns whether a sample meets the condition; raises SampleError if its value cannot be compared."""
         if (value := self._find(sample)) is _NOTHING:
             self.missed += 1
             return False
@@ -69,7 +69,7 @@ class Condition:
         return compare(text, self._value)
 
     def _find(self, sample: Mapping[str, Any]) -> Any:
-        """Returns the value: the longest beginning of the name that is a field, then the path into it."""
+        """Returns the value: the longest prefix of the name that is a field, then the rest as a path into it."""
         parts = self.name.split(".")
         counts = range(len(parts), 0, -1)
         count = next((count for count in counts if ".".join(parts[:count]) in sample), None)
@@ -106,12 +106,12 @@ def _to_number(text: str) -> int | float | None:
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_input_arguments(parser, parts=False)
-    text = "the field, as 'jpg;png' (the first that is there) or '*.json' (default: an image)"
+    text = "the field, such as 'jpg;png' (the first that exists) or '*.json' (default: an image)"
     option(parser, "-f --fields", "SPEC", text, default=";".join(IMAGE_FIELDS))
     parser.set_defaults(missing="skip")
-    text = "as cls=3, json.label>=2, 'txt~*cat*' (a glob), with = != < <= > >= or ~; of several all must hold"
+    text = "such as cls=3, json.label>=2 or 'txt~*cat*' (a glob), with = != < <= > >= or ~; several must all hold"
     option(parser, "-w --where", "CONDITION", text, Condition, action="append", default=[])
-    option(parser, "-o --output", "FILE", "where to, by default standard output", one_output, default=STDIN)
+    option(parser, "-o --output", "FILE", "where to write (default: standard output)", one_output, default=STDIN)
     add_force(parser)
 
 
@@ -119,7 +119,7 @@ def _run(arguments: argparse.Namespace) -> int:
     choices = field_choices(arguments)
     if len(choices.columns) > 1 or is_metadata(choices.columns[0]):
         what = f"--fields {arguments.fields!r} is not one field of a sample"
-        raise UsageError(f"{what}; of several the first that is there, as in 'jpg;png'")
+        raise UsageError(f"{what}; for the first of several that exists, write 'jpg;png'")
     reader = SampleReader(arguments)
     conditions: list[Condition] = arguments.where
     seen = 0

@@ -16,7 +16,7 @@ from torchdata_wds.cli.command import Command, UsageError
 _SUFFIX = ".md"
 _COPY = {"--shardslice": "--shard-slice", "-R": "--rekey", "--maxerr": "--errors skip", "--verbose -v": "nothing"}
 
-# What to write for options (separated by blanks) of tarp and tarproc that a command does not have.
+# What to write instead of options (separated by spaces) of tarp and tarproc that a command does not have.
 _FOREIGN: dict[str, dict[str, str]] = {
     "cat": {
         **_COPY,
@@ -67,7 +67,7 @@ _FOREIGN: dict[str, dict[str, str]] = {
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("topic", nargs="?", metavar="TOPIC", help="the topic to show; without one, all are listed")
+    parser.add_argument("topic", nargs="?", metavar="TOPIC", help="the topic to show (default: list all topics)")
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -98,7 +98,7 @@ COMMAND = Command(__doc__, _add_arguments, _run)
 
 
 def hints(command: str, words: Iterable[str], known: Collection[str]) -> Iterator[str]:
-    """Yields what to write for each of a command's arguments that is an option it does not have, if known."""
+    """Yields what to write instead of options that the command does not have, where that is known."""
     told = {option: text for options, text in _FOREIGN.get(command, {}).items() for option in options.split()}
     for word in words:
         option = word.partition("=")[0] if word.startswith("--") else word[:2]

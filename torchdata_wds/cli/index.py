@@ -1,4 +1,4 @@
-"""Write indexes of shards, from their headers: ours, DALI's, or a list for wids.
+"""Write indexes of shards from their headers: our own, DALI's, or a list for wids.
 
 wds index 'train-{000000..000003}.tar'
 wds index --dali 'train-*.tar' -o dali-indexes
@@ -34,29 +34,31 @@ _OUTCOMES = _WRITTEN, _UNCHANGED = "written", "unchanged"
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_shards_argument(parser, required=True)
-    choice(parser, "--keys", ("first_dot", "last_dot"), "where names are split (default: first)", "first_dot")
+    choice(parser, "--keys", ("first_dot", "last_dot"), "where names are split (default: first_dot)", "first_dot")
     flag(parser, "--dali", "write DALI's index instead: x.idx for x.tar, as its wds2idx does")
     option(parser, "--wids", "LIST.json", "write one list of all shards for wids instead (or in addition to --dali)")
     parser.add_argument("--name", default="", help="the name of the data set in the list")
-    flag(parser, "--md5", "write MD5 digests to the list: shards are read whole")
-    option(parser, "-o --output", "FOLDER", "write indexes there, not beside the shards")
-    flag(parser, "--force", "replace other indexes that are there")
+    flag(parser, "--md5", "add MD5 digests to the list; this reads all of each shard")
+    option(parser, "-o --output", "FOLDER", "write indexes there instead of next to the shards")
+    flag(parser, "--force", "replace existing indexes that differ")
     cores = os.cpu_count() or 1
-    add_parallel(parser, "index N shards at once, in processes (default: as many as there are cores)", cores)
+    add_parallel(parser, "index N shards at once, in processes (default: one per core)", cores)
 
 
 def _run(arguments: argparse.Namespace) -> int:
     is_list = arguments.wids is not None
     if not is_list and (arguments.md5 or arguments.name):
-        raise UsageError("--md5 and --name are about the list that --wids writes")
+        raise UsageError("--md5 and --name need --wids, for whose list they are")
     if is_list and arguments.part is not None:
         raise UsageError("--wids lists all shards, and --part leaves most of them out: run it once without --part")
     if is_list and arguments.output is not None and not arguments.dali:
         raise UsageError("-o is the folder of indexes, and --wids writes only a list, to the file that it names")
     jobs = [(url, _target(url, arguments)) for url in list_inputs(arguments)]
+    # With -o, a/x.tar and b/x.tar have the same index, and with --dali x.1.tar and x.2.tar: refuse that before the
+    # first is written. After that, a shard that fails does not stop the others; only the list needs all of them.
     for target, count in Counter(target for _, target in jobs).items():
         if count > 1 and target is not None:
-            raise UsageError(f"{count:,} of the shards would have one index, {mask_url(target)}: index them apart")
+            raise UsageError(f"{count:,} of the shards would share the index {mask_url(target)}: index them separately")
     if arguments.output is not None and not scheme_of(arguments.output):
         Path(arguments.output).mkdir(parents=True, exist_ok=True)
     options = {"keys": arguments.keys, "dali": arguments.dali, "md5": arguments.md5, "overwrite": arguments.force}
@@ -95,7 +97,8 @@ def _target(url: str, arguments: argparse.Namespace) -> str | None:
 
 def dali_index_url(shard: str) -> str:
     """Returns where DALI's own ``wds2idx`` puts the index of a shard: the name up to its first dot counts."""
-    # our own index is the shard's URL with a suffix somewhere, as before a query: DALI's suffix goes to the same place
+    # Our own index's URL is the shard's with a suffix inserted, before a query if there is one: for b/x.tar?v=1 it is
+    # b/x.tar.index?v=1. DALI's suffix goes to the place where the two begin to differ: b/x.idx?v=1.
     place = len(os.path.commonprefix([shard, index_url(shard)]))  # noqa: RUF071
     folder, slash, base = shard[:place].rpartition("/")
     return folder + slash + _dali_name(base) + shard[place:]
@@ -131,7 +134,7 @@ def make_index(
     md5: bool = False,
     overwrite: bool = False,
 ) -> IndexResult:
-    """Makes the index of one shard, and saves it unless its place is None; failures are results too."""
+    """Makes the index of one shard and saves it unless its target is None; returns failures, does not raise them."""
     url, target = job
     outcome = digest = None
     try:
@@ -147,14 +150,16 @@ def make_index(
 
 
 def save_index(index: ShardIndex | bytes, url: str, *, overwrite: bool = False) -> str:
-    """Writes an index, of ours or another program, unless it is there; returns ``"written"`` or ``"unchanged"``."""
+    """Writes an index, ours or another program's, unless the same exists; returns ``"written"`` or ``"unchanged"``."""
     there = None
     if scheme_of(url) not in (STDIN, "pipe") and (not is_local(url) or os.path.lexists(local_path(url))):
         with suppress(ShardOpenError), stored_bytes(open_shard(url)) as stream:  # writing the file gives a better error
             there = stream.read()
     if isinstance(index, ShardIndex):
         if there is not None:
-            with suppress(ShardFormatError):  # one that has the shard's digest too is as good
+            # An existing index may know more than this one, made from headers: the shard's digest, or its size. It is
+            # as good if the rest is equal, and must not be replaced by one that knows less.
+            with suppress(ShardFormatError):
                 old = ShardIndex.load(url)
                 size = None if index.header.bytes is None else old.header.bytes
                 old.header = old.header._replace(sha256=index.header.sha256, bytes=size)
@@ -165,7 +170,7 @@ def save_index(index: ShardIndex | bytes, url: str, *, overwrite: bool = False) 
         return _UNCHANGED
     if there is not None and not overwrite:
         shown = mask_url(url)
-        why = "another one is there, of other options or another version of its shard. Pass --force to replace it"
+        why = "a different one exists, of other options or another version of the shard. Pass --force to replace it"
         raise ShardOpenError(f"cannot write the index {shown}: {why}", shard=shown)
     write_whole([index], url, overwrite=overwrite)
     return _WRITTEN
@@ -177,7 +182,7 @@ def _write_list(arguments: argparse.Namespace, urls: Iterable[str], results: Ite
         listed = [(listed_url(url, arguments.wids), result) for url, result in zip(urls, results, strict=True)]
         headers = [(url, result.header) for url, result in listed if result.header is not None]
         if missing := len(listed) - len(headers):
-            raise WdsError(f"{counted(missing, 'shard')} would be missing in it")
+            raise WdsError(f"{counted(missing, 'shard')} would be missing from it")
         md5sums = {url: result.md5 for url, result in listed if result.md5 is not None}
         text = wids_list(headers, name=arguments.name, md5sums=md5sums)
         save_index(text.encode(), arguments.wids, overwrite=arguments.force)
@@ -188,7 +193,7 @@ def _write_list(arguments: argparse.Namespace, urls: Iterable[str], results: Ite
 
 
 def listed_url(shard: str, list_file: str) -> str:
-    """Returns the URL of a shard as a list has it: relative local paths start at the list's folder."""
+    """Returns the URL of a shard for a list: relative local paths start at the list's folder."""
     if scheme_of(shard) or posixpath.isabs(shard):
         return shard
     if not is_local(list_file):

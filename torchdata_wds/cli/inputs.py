@@ -1,4 +1,4 @@
-"""Arguments that say which samples are read, the same in all commands, and the reading of them."""
+"""The input of commands: arguments that choose samples, the same in all commands, and reading them."""
 
 import argparse
 import functools
@@ -30,36 +30,36 @@ _PROGRESS_STEP = 64
 def add_input_arguments(
     parser: argparse.ArgumentParser, *, slices: bool = True, errors: bool = True, parts: bool = True
 ) -> None:
-    """Adds the arguments of `SampleReader`, with or without samples chosen by number, ``--errors`` and ``--part``."""
+    """Adds the arguments of `SampleReader`, with or without slices, ``--errors`` and ``--part``."""
     add_shards_argument(parser, parts=parts)
     group = parser.add_argument_group("input")
     if slices:
         option(group, "--slice", "LO:HI:STEP", "which samples of the whole stream", range_of)
         option(group, "--shard-slice", "LO:HI:STEP", "which samples of each shard", range_of)
     if errors:
-        text = "at damage: stop, or skip what is lost, report it, and exit with 1 (default: stop)"
+        text = "on damage: stop, or skip what is lost, report it, and exit with 1 (default: stop)"
         choice(group, "--errors", ("stop", "skip"), text, "stop")
-    text = "where names are split: first_dot, last_dot, or a regular expression with a group for key and field"
+    text = "where names are split: first_dot, last_dot, or a regular expression with two groups, for key and field"
     option(group, "--keys", "RULE", text, _key_rule, default="first_dot")
-    flag(group, "--keep-case", "do not lower-case fields")
-    choice(group, "--on-duplicate", ("error", "first", "last"), "a field that comes twice", "error")
-    choice(group, "--on-reappearing", ("error", "warn", "allow"), "a key that comes back later", "error")
+    flag(group, "--keep-case", "do not convert field names to lower case")
+    choice(group, "--on-duplicate", ("error", "first", "last"), "if a sample has a field twice", "error")
+    choice(group, "--on-reappearing", ("error", "warn", "allow"), "if a key comes back after other samples", "error")
     flag(group, "--no-end-marker", "accept a shard without an end marker as complete")
-    flag(group, "--concatenated", "read on after an end marker")
-    text = "the size of the largest member that is read, such as 500MB or 8GiB (default: 4GiB)"
+    flag(group, "--concatenated", "continue reading after an end marker")
+    text = "the size of the largest member to read, such as 500MB or 8GiB (default: 4GiB)"
     option(group, "--max-member-bytes", "SIZE", text, byte_size, default=DEFAULT_MAX_MEMBER_BYTES)
 
 
 def add_shards_argument(parser: argparse.ArgumentParser, *, required: bool = False, parts: bool = True) -> None:
-    """Adds the arguments of `list_inputs`, with or without standard input where no shard is named, and ``--part``."""
-    text = "paths and URLs with braces or globs, folders, '@list.txt' with one of these a line"
-    text += "" if required else ", '-'; none is standard input"
+    """Adds the arguments of `list_inputs`; unless `required`, the default is standard input."""
+    text = "paths and URLs with braces or globs, folders, '@list.txt' with one of these per line"
+    text += "" if required else ", '-' (default: standard input)"
     option(parser, "shards", "SHARDS", text, nargs="+" if required else "*")
-    flag(parser, "--allow-pipe", "let lists (@list.txt) name commands")
+    flag(parser, "--allow-pipe", "allow commands (pipe:) in lists (@list.txt)")
     if not parts:
         parser.set_defaults(part=None)
         return
-    text = "take only part I, from 0, of N equal parts of the list of shards, as in the job of an array: "
+    text = "take only part I, from 0, of N equal parts of the list of shards; in a job array: "
     option(parser, "--part", "I/N", text + "$SLURM_ARRAY_TASK_ID/8", part_number)
 
 
@@ -77,18 +77,18 @@ def _key_rule(text: str) -> KeyRule:
 
 
 def _split_name(pattern: re.Pattern[str], name: str) -> tuple[str, str] | None:
-    """Splits a name that the pattern matches from end to end; other names belong to no sample."""
+    """Splits a name that the pattern matches completely; other names belong to no sample."""
     found = pattern.fullmatch(name)
     return None if found is None or not (found[1] and found[2]) else (found[1], found[2])
 
 
 def list_inputs(arguments: argparse.Namespace) -> list[str]:
-    """Lists the shards that the arguments name, or the part of them that ``--part`` takes."""
+    """Lists the shards that the arguments name, or the part of them that ``--part`` selects."""
     return list(part_of(list_all_inputs(arguments), arguments.part))
 
 
 def part_of(items: Sequence[T], part: Part | None) -> Sequence[T]:
-    """Takes one part of a list of shards, and says so if it is empty; the parts in order are the whole list."""
+    """Returns one part of a list of shards, and reports an empty one; the parts in order make up the list."""
     if part is None:
         return items
     # of 3 items in 2 parts, the first has [0:1] and the second [1:3]
@@ -99,7 +99,7 @@ def part_of(items: Sequence[T], part: Part | None) -> Sequence[T]:
 
 
 def list_all_inputs(arguments: argparse.Namespace) -> list[str]:
-    """Lists the shards that the arguments name, whatever ``--part`` says; standard input if they name none."""
+    """Lists the shards that the arguments name, regardless of ``--part``; standard input if they name none."""
     if arguments.part is not None and not arguments.shards:
         raise UsageError("--part takes a part of a list of shards: name the shards")
     patterns: list[str] = []
@@ -107,7 +107,7 @@ def list_all_inputs(arguments: argparse.Namespace) -> list[str]:
         if name.startswith("@"):
             patterns += _read_list(name[1:], arguments.allow_pipe)
         else:
-            # the library takes one letter for a str where a list belongs
+            # list_urls refuses a single letter: in the library it comes from a str passed as a list
             patterns.append(name if len(name) > 1 or name == STDIN else f"./{name}")
     urls = [url for pattern in patterns for url in storage.list_urls(pattern)]
     if urls.count(STDIN) + arguments.shards.count("@-") > 1:
@@ -116,7 +116,7 @@ def list_all_inputs(arguments: argparse.Namespace) -> list[str]:
 
 
 def _read_list(url: str, allow_pipe: bool) -> Iterator[str]:
-    """Reads a list of patterns, which may be a stranger's; in one from another machine, names start at its folder."""
+    """Reads a list of patterns, which may be untrusted; relative names in a remote list start at its folder."""
     with storage.open_shard(url) as stream:
         data = stream.read()
     try:
@@ -133,9 +133,10 @@ def _read_list(url: str, allow_pipe: bool) -> Iterator[str]:
 
 
 class SampleReader:
-    """Reads the samples that the arguments (those of `add_input_arguments`) choose, and counts what is lost.
+    """Reads the samples that the arguments of `add_input_arguments` choose, and counts what is lost.
 
-    `urls` are the shards, listed if None; `hidden` shows no progress; the rest is as in ``load_wds_shards``.
+    `urls` are the shards, by default those that the arguments name; `hidden` hides the progress; the other options are
+    those of ``load_wds_shards``.
     """
 
     def __init__(
@@ -173,7 +174,7 @@ class SampleReader:
         self._hidden = hidden or (getattr(arguments, "output", STDIN) == STDIN and not stdout_is_apart())
 
     def __iter__(self) -> Generator[dict[str, Any], None, None]:
-        """Reads the samples: ``__key__``, ``__url__`` and bytes by field; damage raises unless it is skipped."""
+        """Yields samples: ``__key__``, ``__url__`` and bytes by field; raises on damage unless it is skipped."""
         part = self._slice
         with (
             closing(self._samples()) as samples,
@@ -196,7 +197,7 @@ class SampleReader:
         return None if part is None else OpenSlice(url, part.start or 0, part.stop, part.step or 1)
 
     def taken(self, take: Callable[[dict[str, Any]], T | None], count: int | None = None) -> Generator[T, None, None]:
-        """Yields at most `count` results of `take`, which returns None to pass a sample over; reads no further."""
+        """Yields at most `count` results of `take`, which returns None to skip a sample, and then stops reading."""
         if count == 0:
             return
         given = 0

@@ -1,4 +1,4 @@
-"""A function over many items in worker processes, one of which may die without harm to the others."""
+"""Runs a function over many items in worker processes, any of which may die without harm to the others."""
 
 import multiprocessing
 import signal
@@ -21,15 +21,15 @@ from torchdata_wds.workers.interrupts import interrupts_held
 T = TypeVar("T")
 R = TypeVar("R")
 
-# Seconds that a worker has to end by itself, as after Ctrl-C, and then to clean up after SIGTERM.
+# Seconds that workers have to exit on their own, as after Ctrl-C, and then to clean up after SIGTERM.
 PATIENCE, GRACE = 1.0, 5.0
 
-# How often, in seconds, to look for a dead worker whose connection is held open by a child of its own.
+# How often, in seconds, to look for dead workers.
 CHECK_INTERVAL = 1.0
 
 
 def map_in_order(function: Callable[[T], R], items: Sequence[T], processes: int) -> Generator[R, None, None]:
-    """Yields the results for items in their order, or raises what was raised; a RuntimeError for a killed process."""
+    """Yields the results in the order of the items; raises what the function raised, or RuntimeError if killed."""
     count = min(processes, len(items))
     if count <= 1:
         yield from map(function, items)
@@ -64,10 +64,10 @@ def _value_or_error(function: Callable[[Any], Any], item: tuple[int, Any]) -> tu
 def run_in_processes(
     work: Callable[[T], str], items: Iterable[T], num_workers: int, *, start_method: str | None = None
 ) -> Generator[tuple[T, str], None, None]:
-    """Yields each item with what the function returned for it, as soon as it is ready.
+    """Yields each item with its result, as soon as it is ready.
 
-    A worker that dies is a failure of the item it worked on, and another takes its place. Closing the generator early
-    ends the workers. `work` must not raise, and is pickled unless processes are forked; items are always pickled.
+    If a worker dies, the result of its item says so, and a new worker takes its place. Closing the generator early ends
+    the workers. `work` must not raise, and is pickled unless processes are forked; items are always pickled.
     """
     todo = deque(items)
     context = multiprocessing.get_context(start_method)
@@ -77,8 +77,9 @@ def run_in_processes(
             while todo and len(workers) < num_workers:
                 workers.append(_Worker(context, work))
                 workers[-1].give(todo.popleft())
+            # A child of a dead worker may hold both its connection and its sentinel open: then nothing becomes ready,
+            # and only `exitcode`, looked at every CHECK_INTERVAL, shows that the worker is dead.
             wait([line for worker in workers for line in (worker.line, worker.process.sentinel)], CHECK_INTERVAL)
-            # a worker is done with its item, or dead
             for worker in [worker for worker in workers if worker.process.exitcode is not None or worker.line.poll()]:
                 result, is_alive = worker.take()
                 if is_alive and todo:
@@ -89,7 +90,7 @@ def run_in_processes(
                     worker.close()
                 yield result
     finally:
-        # first it waits: after Ctrl-C workers end by themselves, and should not be disturbed in that
+        # Ctrl-C reaches the workers too: let them exit on their own, then send SIGTERM, and at last SIGKILL
         for seconds, stop in ((PATIENCE, "terminate"), (GRACE, "kill")):
             end = time.monotonic() + seconds
             for worker in workers:
@@ -117,19 +118,19 @@ class _Worker:
             other.close()
 
     def give(self, item: Any) -> None:
-        """Sends it an item; `take` notices if it has died."""
+        """Sends an item to the worker; if it has died, `take` notices."""
         self._item = item
         with suppress(BrokenPipeError, ConnectionResetError):
             self.line.send(item)
 
     def take(self) -> tuple[tuple[Any, str], bool]:
-        """Returns its item with the result, and whether it can take another."""
+        """Returns the worker's item with its result, and whether it can take another."""
         with suppress(EOFError, ConnectionResetError):
             if self.line.poll():
                 return (self._item, self.line.recv()), self.process.exitcode is None
         self.process.join()
         status = self.process.exitcode
-        hint = ", as when the system has no more memory" if status == -signal.SIGKILL else ""
+        hint = ", perhaps because the system ran out of memory" if status == -signal.SIGKILL else ""
         return (self._item, f"its worker process ended with {status_text(status)}{hint}"), False
 
     def close(self) -> None:
@@ -140,13 +141,13 @@ class _Worker:
 
 
 def _serve(line: Connection, work: Callable[[Any], str]) -> None:
-    """Runs in a worker: works on items until there are no more, or the parent has died."""
-    # a KeyboardInterrupt, which the work cannot handle as an error of its own
+    """Works on items, in a worker, until there are no more or the parent dies."""
+    # SIGTERM raises KeyboardInterrupt, which the work cannot take for an error of its own
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     torch.set_num_threads(1)  # the processes are what runs in parallel
     parent: Any = multiprocessing.parent_process()
     try:
-        # The process began with SIGINT held. From here on Ctrl-C ends it; one that came meanwhile does so now.
+        # The process starts with SIGINT blocked. From here on Ctrl-C ends it, even one that has already arrived.
         if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])

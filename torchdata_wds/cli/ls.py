@@ -1,4 +1,4 @@
-"""List the samples: key, fields and sizes of each; counts of the shards.
+"""List samples with their key, fields and sizes, and count those of each shard.
 
 wds ls 'train-{000000..000003}.tar'
 wds ls --totals train-*.tar
@@ -25,15 +25,15 @@ from torchdata_wds.format.samples.names import is_metadata, key_splitter
 from torchdata_wds.format.tar.members import Mark, Unit
 from torchdata_wds.storage import mask_url
 
-_WIDEST_KEY = 60  # a longer one moves only the rest of its own line
+_WIDEST_KEY = 60  # a longer key shifts only its own line
 _COUNTED = ("samples", "members", "bytes")
 Sized = tuple[dict[str, Any], dict[str, int]]  # a sample, and the sizes of its fields
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_input_arguments(parser)
-    flag(parser, "--json", "a JSON object a line: key, shard, fields, bytes")
-    flag(parser, "-q --totals", "only the counts, on standard output")
+    flag(parser, "--json", "one JSON object per line: key, shard, fields, bytes")
+    flag(parser, "-q --totals", "print only the counts, to standard output")
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -62,7 +62,7 @@ class SizeReader(SampleReader):
         self._hidden = not arguments.totals
 
     def sizes(self) -> Generator[Sized, None, None]:
-        """Yields each sample (of which only ``__key__`` and ``__url__`` are certain) and the sizes of its fields."""
+        """Yields each sample (rely only on its ``__key__`` and ``__url__``) and the sizes of its fields."""
         for sample in self:
             fields = ((name, value) for name, value in sample.items() if not is_metadata(name))
             sizes = {name: value if isinstance(value, int) else len(value) for name, value in fields}
@@ -82,7 +82,7 @@ class SizeReader(SampleReader):
         )
 
     def _units(self) -> Iterator[Unit]:
-        """Yields the members of all shards, of which most are only sizes; each shard ends with a mark."""
+        """Yields the members of all shards, most of them with only their sizes; each shard ends with a mark."""
         split = key_splitter(self._grouping["keys"])
         for visit, url in enumerate(self.urls, 1):
             try:
@@ -119,7 +119,7 @@ def _columns(samples: Iterable[Sized]) -> Iterator[str]:
 
 
 def _totals(shards: list[tuple[str, dict[str, int]]], *, as_json: bool) -> Iterator[str]:
-    """Yields a line for each shard, and one for all; the last JSON object has the number of shards for a name."""
+    """Yields a line per shard and one for all; as JSON, the last has the number of shards instead of a name."""
     total = {name: sum(counts[name] for _, counts in shards) for name in _COUNTED}
     rows: list[tuple[dict[str, Any], str, dict[str, int]]]
     rows = [({"shard": mask_url(url)}, printable(mask_url(url)), counts) for url, counts in shards]

@@ -18,7 +18,7 @@ from torchdata_wds.cli.terminal import PROGRAM, discard_output, logged, message_
 from torchdata_wds.errors import WdsError
 from torchdata_wds.program_interrupts import INTERRUPTED, arm, disarm
 
-WRONG_USE = 2  # as argparse has it
+WRONG_USE = 2  # argparse's exit status
 SIGNALLED = 128  # a shell adds this to the number of the signal that ended a process
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
 
@@ -45,8 +45,8 @@ COMMANDS: dict[str, Command] = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command, by default that of ``sys.argv``, and returns the exit status.
 
-    It is 0 for success, 1 if something was lost or refused, 130 after Ctrl-C, 143 after SIGTERM; 2 for wrong arguments,
-    by SystemExit where argparse finds them. A reader of the output that has gone away ends the command with 0.
+    The status is 0 for success, 1 if anything was lost or refused, 2 for wrong arguments (by SystemExit if argparse
+    finds them), 130 after Ctrl-C and 143 after SIGTERM. It is also 0 if the reader of the output goes away.
     """
     if arguments is not None:
         return _run(arguments)
@@ -62,7 +62,7 @@ def _run(arguments: Sequence[str]) -> int:
         say("error: standard output is closed; send what is not wanted to /dev/null")
         return 1
     chosen = _chosen(arguments)
-    # until here Ctrl-C ends the process at once; from here, exceptions clean up
+    # up to here Ctrl-C ends the process at once; from now on it raises, so that the command can clean up
     try:
         disarm()
         with logged(), _ending_tidily():
@@ -87,7 +87,7 @@ def _run(arguments: Sequence[str]) -> int:
 
 
 class _Terminated(KeyboardInterrupt):
-    """The signal of this number, SIGTERM or SIGHUP, has come: the command cleans up as after Ctrl-C."""
+    """Raised for SIGTERM and SIGHUP, with the signal's number: the command cleans up as after Ctrl-C."""
 
 
 @contextlib.contextmanager
@@ -105,7 +105,7 @@ def _ending_tidily() -> Iterator[None]:
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
 
-    # those that nohup has set to be ignored stay so
+    # a signal that is ignored stays ignored, such as SIGHUP under nohup
     numbers = [number for number in _ENDING if signal.getsignal(number) is not signal.SIG_IGN]
     before = {number: signal.signal(number, end) for number in numbers}
     try:
@@ -116,7 +116,7 @@ def _ending_tidily() -> Iterator[None]:
 
 
 def _fill_standard_files() -> None:
-    """Opens closed standard files: otherwise the next file opened here would take the place of one, in children too."""
+    """Opens ``/dev/null`` for closed standard files: otherwise the next files opened would take their numbers."""
     for number in range(3):
         try:
             os.fstat(number)
@@ -127,7 +127,7 @@ def _fill_standard_files() -> None:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says first what is wrong, and what to write for options of other programs; the usage follows."""
+    """Prints what is wrong before the usage, with hints for options of similar programs."""
 
     command = ""
     words: Sequence[str] = ()
@@ -141,7 +141,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _chosen(arguments: Sequence[str]) -> argparse.Namespace:
-    """Parses the arguments, with the parser of the wanted command alone if it exists: making all takes longer."""
+    """Parses the arguments; makes only the parser of the chosen command if it exists, which is faster."""
     wanted = next((word for word in arguments if not word.startswith("-")), "")
     parser = _Parser(prog=PROGRAM, description="Tools for WebDataset shards.")
     parser.add_argument("--version", action="version", version=f"torchdata_wds {__version__}")

@@ -1,4 +1,4 @@
-"""What commands write, and where: the arguments for it, the same in all of them, and archives, files and lines."""
+"""The output of commands: its arguments, the same in all of them, and writing archives, files and lines."""
 
 import argparse
 import itertools
@@ -27,11 +27,11 @@ _ALWAYS = ("__key__", "__url__")
 class FieldChoices:
     """Chooses fields of samples.
 
-    `spec` has items separated by blanks. ``jpg;png`` (or ``jpg,png``) is the first of them that the sample has,
-    ``new=old;older`` (or ``new:old,older``) the same under a new name, ``*.json`` all fields that match. ``__key__``
-    and ``__url__`` can be columns of tables; everywhere, a new name makes them fields of text. `columns` has one name
-    for each item. Where an item finds nothing, ``missing="skip"`` leaves the sample out, ``"empty"`` gives it an empty
-    field; both are counted. Without a spec all fields are chosen.
+    `spec` has items separated by spaces. ``jpg;png`` (or ``jpg,png``) is the first of these fields that the sample has,
+    ``new=old;older`` (or ``new:old,older``) is the same under a new name, and ``*.json`` is every field that matches.
+    ``__key__`` and ``__url__`` can be columns of tables; a new name turns them into text fields. `columns` has one name
+    per item. If an item finds nothing, ``missing="skip"`` leaves the sample out and ``"empty"`` adds an empty field;
+    both are counted. Without a spec, all fields are chosen.
     """
 
     def __init__(self, spec: str | None, *, missing: Missing = "error") -> None:
@@ -62,9 +62,9 @@ class FieldChoices:
         for column, fields in zip(self.columns, found, strict=True):
             if len(fields) > 1:
                 which, place = name_sample(sample)
-                what = f"{which} has {len(fields)} fields that match {column!r}, and a table has one column for them"
+                what = f"{which} has {len(fields)} fields that match {column!r}, but a table has one column for them"
                 names = [name for name, _ in fields]
-                raise DuplicateFieldError(f"{what}: {names}. Name the one that is meant", **place, field=column)
+                raise DuplicateFieldError(f"{what}: {names}. Name one of them", **place, field=column)
         return [fields[0][1] if fields else b"" for fields in found]
 
     def tell(self) -> None:
@@ -79,7 +79,7 @@ class FieldChoices:
         found = []
         for item in self._items:
             fields = [(new, sample[name]) for new, name in item.find(sample)]
-            if item.new is not None:  # a key that becomes a field of its own is text in it
+            if item.new is not None:  # a key that becomes a field becomes bytes, like other fields
                 fields = [(new, value.encode() if isinstance(value, str) else value) for new, value in fields]
             if not fields:
                 if self.missing == "error":
@@ -96,9 +96,9 @@ class FieldChoices:
 def add_field_arguments(parser: argparse.ArgumentParser, *, required: bool = False) -> None:
     """Adds ``--fields`` and ``--missing``."""
     group = parser.add_argument_group("fields")
-    text = "fields, separated by blanks: 'jpg;png' (the first that is there), new=old, '*.json'"
+    text = "fields, separated by spaces: 'jpg;png' (the first that exists), new=old, '*.json'"
     option(group, "-f --fields", "SPEC", text, required=required)
-    text = "a sample without such a field: stop, leave it out, or take it as empty (default: error)"
+    text = "if a field is missing: stop, leave the sample out, or use an empty field (default: error)"
     choice(group, "--missing", get_args(Missing), text, "error")
 
 
@@ -111,32 +111,32 @@ def field_choices(arguments: argparse.Namespace) -> FieldChoices:
 
 
 def one_output(text: str) -> str:
-    """Reads the name of a command's one output: nothing in it is in braces, as for one a shard."""
+    """Parses the name of a command's only output, which must not contain braces."""
     if scheme_of(text) != "pipe" and (found := BRACES.search(text)) is not None:
         what = f"{found[0]} in the output {mask_url(text)!r} is not filled in: this command writes one file"
-        others = "'wds proc' and 'wds map' write one for each shard, 'wds split' numbered ones"
+        others = "'wds proc' and 'wds map' write one per shard, and 'wds split' writes numbered ones"
         raise argparse.ArgumentTypeError(f"{what}. {others}")
     return text
 
 
 def add_output_arguments(
     parser: argparse.ArgumentParser,
-    what: str = "a path, a URL that can be written, or '-' (the default)",
+    what: str = "a path, a writable URL, or '-' (the default)",
     kind: Callable[[str], str] = one_output,
 ) -> None:
-    """Adds the arguments of writing an archive; `what` is the help of ``--output``, which `kind` reads."""
+    """Adds the arguments for writing an archive; `what` is the help of ``--output``, and `kind` parses it."""
     group = parser.add_argument_group("output")
     option(group, "-o --output", "SHARD", what, kind, default=STDIN)
     add_writing(group)
 
 
 def compression(arguments: argparse.Namespace) -> Any:
-    """Returns what ``--compress`` means to a writer: None follows the name's suffix, False does not compress."""
+    """Returns the writer's option for ``--compress``: None follows the name's suffix, False does not compress."""
     return False if arguments.compress == "none" else arguments.compress
 
 
 class SampleOutput(TarWriter):
-    """One archive of samples whose fields are bytes; after an exception none is complete."""
+    """Writes samples whose fields are bytes to one archive, which is not completed after an exception."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         if arguments.output == STDIN and sys.stdout.isatty():
@@ -155,13 +155,13 @@ class SampleOutput(TarWriter):
             )
 
     def write(self, sample: Mapping[str, Any]) -> int:
-        """Adds a sample, whole or not at all; SampleError says that it could not be read back."""
+        """Adds a whole sample, or raises SampleError if it could not be read back."""
         if self._rekey is not None:
             sample = self._rekey(sample, self.count)
         try:
             size = super().write(sample)
         except SampleError as error:
-            # of a key that came before, or is not a name: new keys are the remedy
+            # new keys help if the key came before or is not valid, but not if a field is at fault
             if type(error) is not ReappearingKeyError and (type(error) is not SampleError or error.field is not None):
                 raise
             stop = "" if str(error).endswith(".") else "."
@@ -181,7 +181,7 @@ def copy_samples(samples: Iterable[Mapping[str, Any]], output: SampleOutput, rea
 
 
 def chosen_seed(seed: int | None) -> int:
-    """Returns the given seed, or draws one and says which, so that the order can be had again."""
+    """Returns the given seed, or draws one and reports it, so that the order can be repeated."""
     if seed is None:
         seed = secrets.randbits(32)
         say(f"shuffling with --seed {seed}")
@@ -189,14 +189,14 @@ def chosen_seed(seed: int | None) -> int:
 
 
 def write_line(line: str | bytes) -> None:
-    """Writes a line to standard output: UTF-8 whatever the locale is, and at once on a terminal."""
+    """Writes a line to standard output, in UTF-8 regardless of the locale; on a terminal it shows at once."""
     sys.stdout.buffer.write((line.encode() if isinstance(line, str) else line) + b"\n")
     if sys.stdout.isatty():
         sys.stdout.buffer.flush()
 
 
 def write_whole(pieces: Iterable[bytes], url: str, *, overwrite: bool) -> None:
-    """Writes a file that appears only when it is complete; `pieces` are taken once it can certainly be written."""
+    """Writes a file that appears only when it is complete; `pieces` are not read before the target is open."""
     target = open_target(url, overwrite=overwrite)
     is_writing = False  # the target's own error names the part that it keeps
     try:

@@ -1,7 +1,7 @@
 r"""``tsv`` and ``json``: fields as a table, and as lines of JSON.
 
-In a cell of a table a backslash, tab, newline and carriage return are written ``\\``, ``\t``, ``\n`` and ``\r``. Bytes
-that are not UTF-8 are an error, or ``\xe9`` each, or the whole value becomes ``base64:`` and its Base64.
+In a cell of a table, a backslash, tab, newline and carriage return are written ``\\``, ``\t``, ``\n`` and ``\r``. Bytes
+that are not UTF-8 are an error, are escaped as ``\xe9``, or turn the whole value into ``base64:`` and its Base64.
 """
 
 import argparse
@@ -34,10 +34,10 @@ _BYTES = {0xDC00 + byte: f"\\x{byte:02x}" for byte in range(0x80, 0x100)}  # as 
 _PLAIN = {"\\": "\\", "t": "\t", "n": "\n", "r": "\r"}
 _SEQUENCE = re.compile(r"\\(x[89a-fA-F][0-9a-fA-F]|.?)", re.DOTALL)
 
-JsonBinary = Literal["base64", "skip"]  # what becomes of values that JSON cannot hold
+JsonBinary = Literal["base64", "skip"]  # how values that JSON cannot hold are written
 _UNSTRICT = (b"NaN", b"Infinity")
-_FOLDED = ("torch", "cbor")  # their files can refer to what they hold already, and even to themselves
-_ITEM = 64  # bytes that a number in a list takes, about
+_FOLDED = ("torch", "cbor")  # their files can contain one object many times, and even inside itself
+_ITEM = 64  # about the bytes that a number in a list takes
 
 
 def _add_tsv_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,7 +46,7 @@ def _add_tsv_arguments(parser: argparse.ArgumentParser) -> None:
     add_count(parser)
     flag(parser, "--no-key", "leave out the first column, __key__")
     flag(parser, "--no-header", "leave out the first line, the columns' names")
-    text = r"bytes that are not UTF-8: stop, write \xe9, or 'base64:' and the Base64 of all (default: error)"
+    text = r"if a value is not UTF-8: stop, escape bytes as \xe9, or write 'base64:' and its Base64 (default: error)"
     choice(parser, "--binary", get_args(Binary), text, "error")
 
 
@@ -80,7 +80,7 @@ def _run_tsv(arguments: argparse.Namespace) -> int:
 
 
 def escape_cell(text: str) -> str:
-    r"""Escapes tabs, line ends, backslashes, and as ``\x80`` the bytes that ``surrogateescape`` let through."""
+    r"""Escapes tabs, line ends and backslashes, and as ``\x80`` the bytes that ``surrogateescape`` let through."""
     escaped = text.translate(_ESCAPES)
     if escaped.isascii():
         return escaped
@@ -89,12 +89,12 @@ def escape_cell(text: str) -> str:
         escaped.encode()
     except UnicodeEncodeError as error:
         what = f"character {error.start} of {text[:40]!r} is a lone surrogate"
-        raise ValueError(f"{what}, which UTF-8 has no bytes for") from error
+        raise ValueError(f"{what}, which UTF-8 cannot encode") from error
     return escaped
 
 
 def unescape_cell(cell: str) -> str:
-    """Reverses `escape_cell`; ValueError for a backslash before anything that it does not escape."""
+    """Reverses `escape_cell`; raises ValueError for a backslash before anything that it does not escape."""
 
     def plain(found: re.Match[str]) -> str:
         code = found[1]
@@ -141,7 +141,7 @@ def _add_json_arguments(parser: argparse.ArgumentParser) -> None:
     add_field_arguments(parser)
     add_count(parser)
     flag(parser, "--no-key", "leave out __key__")
-    text = 'what JSON cannot hold: written as {"base64": ...}, or left out (default: base64)'
+    text = 'if JSON cannot hold a value: write {"base64": ...}, or leave it out (default: base64)'
     choice(parser, "--binary", get_args(JsonBinary), text, "base64")
 
 
@@ -169,19 +169,19 @@ def _run_json(arguments: argparse.Namespace) -> int:
 
 
 class StoredField(NamedTuple):
-    """The bytes of a field, and the name that they were stored under, by which they are decoded."""
+    """The bytes of a field, and the name under which they were stored, by which they are decoded."""
 
     field: str
     data: bytes
 
 
 class JsonLines:
-    """Writes samples as strict JSON, one a line.
+    """Writes samples as strict JSON, one per line.
 
-    Fields are decoded by their names: text becomes a string, integers numbers, ``json``, ``msgpack`` and ``cbor`` what
-    they hold, arrays and tensors lists. A field of no known type is a string if it looks like text. Everything else
-    (images, pickles, NaN, dates, keys that are not strings, tensors of more than 16 million numbers) becomes
-    ``{"base64": ...}`` with the field's bytes as they are stored, or is left out and counted as ``skipped``.
+    Fields are decoded by their names: text becomes a string, an integer a number, an array or tensor a list, and
+    ``json``, ``msgpack`` and ``cbor`` become their content. A field of unknown type becomes a string if it looks like
+    text. Anything else (images, pickles, NaN, dates, keys that are not strings, tensors of more than 16 million
+    numbers) becomes ``{"base64": ...}`` with the stored bytes, or is left out and counted in ``skipped``.
     """
 
     def __init__(self, binary: JsonBinary = "base64") -> None:
@@ -189,7 +189,7 @@ class JsonLines:
         self._decode = Decoder()
 
     def __call__(self, sample: Mapping[str, Any]) -> bytes:
-        """Returns the line of a sample of bytes, `StoredField`, str and None (null), without its end."""
+        """Returns the line, without its end, of a sample of bytes, `StoredField`, str and None (null)."""
         place = {name: value for name, value in sample.items() if name in (_KEY, _URL)}
         written = []
         for name, value in sample.items():
@@ -207,7 +207,7 @@ class JsonLines:
             codec = find_codec(split_suffix(stored.field)[0])
             if codec is None and isinstance(value, bytes) and (guess := guess_text(value, len(value))) is not None:
                 value = guess
-            # nested too deeply; or torch, of a tensor without numbers
+            # the value is nested too deeply, or is a tensor without numbers
             with contextlib.suppress(TypeError, ValueError, RuntimeError):
                 text = write_json(unfold(value) if codec is not None and codec.name in _FOLDED else value)
                 if any(word in text for word in _UNSTRICT):
@@ -217,13 +217,13 @@ class JsonLines:
 
 
 def unfold(value: Any) -> Any:
-    """Turns tensors into lists, also in containers that hold one thing many times, as files of torch and CBOR can.
+    """Turns tensors into lists, inside containers too; those of torch and CBOR may hold one object many times.
 
     Raises:
-        ValueError: if the result takes more than 1 GiB, which even a small file can cause.
+        ValueError: if the result would take more than 1 GiB, which even a small file can cause.
         RuntimeError: if a tensor has no numbers, or (RecursionError) the value contains itself.
     """
-    # torch.zeros(1).expand(1 << 40) is a file of a kilobyte: what it would become is counted before it is made
+    # a file of a kilobyte can hold torch.zeros(1).expand(1 << 40): count the size of the result before making it
     room = DEFAULT_MAX_BYTES
 
     def plain(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What a terminal shows: text of strangers made safe and short, messages, and progress."""
+"""Terminal output: untrusted text made safe and short, messages, and progress."""
 
 import contextlib
 import logging
@@ -19,7 +19,7 @@ _NO_TEXT = re.compile(r"[\x00-\x08\x0b\x0e-\x1f\x7f]")  # tabs, line ends and fo
 
 
 def printable(text: str) -> str:
-    r"""Escapes as in Python's strings, as ``\x1b``, what would move a cursor, hide, or turn the line's direction."""
+    r"""Escapes characters that would move the cursor, be invisible or reverse the text, as ``\x1b`` and the like."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
@@ -46,7 +46,7 @@ def guess_text(data: bytes, length: int) -> str | None:
 
 
 def say(text: str, command: str = "") -> None:
-    """Writes a message to standard error; names in it may be a stranger's, and nothing in them moves the cursor."""
+    """Writes a message to standard error, escaped: names in it may come from untrusted shards."""
     lines = "\n".join(map(printable, text.split("\n")))
     with contextlib.suppress(BrokenPipeError), paused():
         print(f"{PROGRAM}{command and ' '}{command}: {lines}", file=sys.stderr, flush=True)
@@ -73,13 +73,13 @@ def message_of(error: BaseException) -> str:
 
 
 def discard_output() -> None:
-    """Discards what is left in the buffer of standard output, so that the interpreter's end does not complain."""
+    """Discards what standard output still buffers, so that the interpreter does not complain at exit."""
     with contextlib.suppress(OSError, ValueError):
         open_nowhere(sys.stdout.fileno())
 
 
 def open_nowhere(number: int) -> None:
-    """Lets a file's number stand for ``/dev/null``."""
+    """Makes a file's number refer to ``/dev/null``."""
     if (nowhere := os.open(os.devnull, os.O_RDWR)) != number:
         os.dup2(nowhere, number)
         os.close(nowhere)
@@ -87,7 +87,7 @@ def open_nowhere(number: int) -> None:
 
 @contextlib.contextmanager
 def logged() -> Iterator[None]:
-    """Shows the library's warnings while it is entered."""
+    """Shows the library's warnings inside the context."""
     logger = logging.getLogger("torchdata_wds")
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: say(getattr(record, "cli_message", "") or record.getMessage())  # type: ignore[method-assign]
@@ -99,12 +99,12 @@ def logged() -> Iterator[None]:
 
 
 _SECONDS = 5.0
-_bars: list[Any] = []  # that are on the terminal now
+_bars: list[Any] = []  # those on the terminal now
 
 
 @contextlib.contextmanager
 def paused() -> Iterator[None]:
-    """Removes bars from the terminal while lines are written there."""
+    """Hides progress bars while lines are written to the terminal."""
     for bar in _bars:
         bar.clear()
     try:
@@ -115,17 +115,17 @@ def paused() -> Iterator[None]:
 
 
 def stdout_is_apart() -> bool:
-    """Returns whether standard output goes to a file or nowhere, and so cannot mix with the lines of a terminal."""
+    """Returns whether standard output goes to a file or a device, and so cannot mix with lines on the terminal."""
     try:
         mode = os.fstat(sys.stdout.fileno()).st_mode
     except (OSError, ValueError, AttributeError):
         return False
-    # where a pipe ends is not known: `| cat` ends on the terminal
+    # a pipe may still lead to the terminal, as `| cat` does
     return stat.S_ISREG(mode) or (stat.S_ISCHR(mode) and not sys.stdout.isatty())
 
 
 class Progress(contextlib.AbstractContextManager["Progress"]):
-    """Counts things done: in tqdm's bar on a terminal, elsewhere or without tqdm in a line every few seconds."""
+    """Shows progress: as tqdm's bar on a terminal; elsewhere, or without tqdm, as a line every few seconds."""
 
     def __init__(
         self, what: str, total: int | None = None, *, only_on_terminal: bool = False, hidden: bool = False

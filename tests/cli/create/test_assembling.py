@@ -206,7 +206,7 @@ def test_part_list_takes_the_delimiter_of_its_suffix(tmp_path: Path) -> None:
         ("no\x1b[2J", "folder", r"no\\x1b\[2J is not a folder"),
         ("nothing.csv", None, "there is no plan nothing.csv"),
         ("nothing", "folder", "nothing is not a folder"),
-        (".", "recipe", ". is a folder, and no recipe"),
+        (".", "recipe", ". is a folder, not a recipe"),
         ("x.tar", None, "recipe x.tar is not text"),
     ],
 )
@@ -245,7 +245,7 @@ def test_part_list_from_elsewhere_has_its_relative_names_there() -> None:
     try:
         (sample,) = SampleAssembler(open_part_list("memory://lists/x.txt"))
         assert sample["bin"] == b"there"
-        with pytest.raises(SpecError, match="runs a command, which no recipe may do unasked"):
+        with pytest.raises(SpecError, match="runs a command, which a recipe may do only with --allow-pipe"):
             SampleAssembler(open_part_list("memory://lists/y.txt")).check()
     finally:
         store.rm("/lists", recursive=True)

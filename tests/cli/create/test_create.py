@@ -244,7 +244,7 @@ def test_create_runs_no_command_under_wds_secure(monkeypatch: pytest.MonkeyPatch
     ("arguments", "message"),
     [
         (["plan.tsv", "--allow-pipe"], "--allow-pipe is for a recipe"),
-        (["images", "--sort"], "--sort is for a recipe, and images is a folder"),
+        (["images", "--sort"], "--sort is for a recipe, but images is a folder"),
         (["plan.tsv", "--sort"], "--sort is for a recipe"),
         (["recipe.txt", "--delimiter", ";"], "--delimiter is for a plan"),
         (["recipe.txt", "--key-format", "{number}"], "--key-format is for a plan"),
@@ -253,8 +253,8 @@ def test_create_runs_no_command_under_wds_secure(monkeypatch: pytest.MonkeyPatch
         (["images", "-C", "."], "-C is for a recipe or a plan"),
         (["plan.tsv", "--delimiter", "ab"], "delimiter of a table is one character"),
         (["plan.tsv", "--key-format", "{key}"], "needs {number}, and nothing else"),
-        (["images", "-o", "images/x.tar"], "would lie in the folder that is read"),
-        ([".", "-o", "x.tar"], "would lie in the folder that is read"),
+        (["images", "-o", "images/x.tar"], "would be inside the folder that is read"),
+        ([".", "-o", "x.tar"], "would be inside the folder that is read"),
         (["images", "--missing", "never"], "invalid choice"),
         (["images", "recipe.txt"], "unknown arguments"),
     ],
@@ -278,7 +278,7 @@ def test_create_refuses_standard_output_that_is_a_file_of_the_folder() -> None:
         os.dup2(before, 1)
         os.close(before)
     assert (done.status, done.out) == (2, b"")
-    assert "would lie in the folder that is read" in done.err
+    assert "would be inside the folder that is read" in done.err
 
 
 def test_create_makes_of_a_table_what_the_table_was_made_of() -> None:

@@ -139,7 +139,7 @@ def test_folder_refuses_fields_that_differ_in_case_only(tmp_path: Path) -> None:
     write_files(tmp_path, "a.JPG", "a.jpg")
     (problem,) = problems_of(SampleFolder, tmp_path)
     assert problem == (
-        f"file '{tmp_path}/a.jpg': field 'jpg' of sample 'a' is given before, by file '{tmp_path}/a.JPG'"
+        f"file '{tmp_path}/a.jpg': field 'jpg' of sample 'a' was already given by file '{tmp_path}/a.JPG'"
     )
 
 
@@ -228,7 +228,7 @@ def test_recipe_refuses_lines_of_a_sample_that_are_apart() -> None:
     """Both lines are named, and the cure."""
     (problem,) = problems_of(Recipe, "a.x text:1\nb.x text:2\na.y text:3\n")
     assert problem == (
-        "line 3: sample 'a' began at line 1, and others stand between. "
+        "line 3: sample 'a' began at line 1, and others come between. "
         "Put the lines of a sample together, or sort them (--sort)"
     )
 
@@ -237,7 +237,7 @@ def test_recipe_refuses_lines_of_a_sample_that_are_apart() -> None:
 def test_recipe_refuses_a_field_that_comes_twice(sort: bool) -> None:
     """Also where it differs in case only: it would be read as the same."""
     assert problems_of(Recipe, "a.jpg text:1\na.JPG text:2\n", sort=sort) == [
-        "line 2: field 'jpg' of sample 'a' is given before, by line 1"
+        "line 2: field 'jpg' of sample 'a' was already given by line 1"
     ]
 
 
@@ -314,7 +314,7 @@ def test_recipe_masks_secrets_in_messages() -> None:
     """A signed URL and a token of a command."""
     with pytest.raises(SpecError) as caught:
         samples_of(Recipe, "a.txt pipe:curl --token abcdef\na.txt nohost://u:abcdef@h/?token=abcdef\n")
-    assert "field 'txt' of sample 'a' is given before, by line 1" in str(caught.value)
+    assert "field 'txt' of sample 'a' was already given by line 1" in str(caught.value)
     assert "abcdef" not in str(caught.value)
 
 
@@ -426,7 +426,7 @@ def test_plan_gives_back_what_was_written(rows: list[tuple[bytes, str]]) -> None
         ("", "line 1, column 1: field '' of sample"),
         ("__key__", "no column is a field"),
         ("a\t\tb", "line 1, column 2: field '' of sample '(any)' cannot be written"),
-        ("a\t@A", "line 1, column 2: field 'a' has a column before"),
+        ("a\t@A", "line 1, column 2: field 'a' already has a column"),
         ("@__key__\ta", "line 1, column 1: field '__key__' has a name of the form __x__"),
         ("a\t__url__", "line 1, column 2: field '__url__' has a name of the form __x__"),
         ("a/b\tc", "line 1, column 1: field 'a/b' of sample '(any)' cannot be written"),
@@ -448,7 +448,7 @@ def test_plan_says_what_is_wrong_with_its_first_line(header: str, problem: str) 
         ("x\t1.txt\t\\q", "column 'cls': the cell '\\\\q' has a backslash at character 0"),
         ("\t1.txt\ta", "key '' cannot be written"),
         ("x.y\t1.txt\ta", "key 'x.y' cannot be written"),
-        ("first\t1.txt\ta", "sample 'first' began at line 2, and others stand between. Each row needs a key"),
+        ("first\t1.txt\ta", "sample 'first' began at line 2, and others come between. Each row needs a key"),
         (b"x\t1.txt\tcaf\xe9", "column 'cls': the text is not UTF-8, at its character 4"),
     ],
 )
@@ -466,7 +466,7 @@ def test_plan_says_what_is_wrong_with_a_row(row: str | bytes, problem: str, tmp_
 def test_plan_refuses_a_key_that_comes_twice_in_a_row() -> None:
     """Two rows are two samples, which cannot be told apart."""
     assert problems_of(Plan, "__key__\tcls\na\t1\na\t2\n") == [
-        "line 3: field 'cls' of sample 'a' is given before, by line 2"
+        "line 3: field 'cls' of sample 'a' was already given by line 2"
     ]
 
 

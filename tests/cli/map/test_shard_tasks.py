@@ -154,7 +154,7 @@ def test_run_task_passes_ctrl_c_on(tmp_path: Path) -> None:
         (Path.mkdir, False, "x.tar' is a folder"),
         (Path.mkdir, True, "x.tar' is a folder"),
         (lambda path: path.symlink_to("nowhere"), False, "x.tar' is a symbolic link that leads nowhere"),
-        (Path.touch, False, "has come into existence meanwhile"),
+        (Path.touch, False, "was created by another program"),
     ],
 )
 def test_run_task_calls_no_function_when_its_output_could_not_appear(
@@ -178,7 +178,7 @@ def test_run_task_removes_an_index_of_the_output_that_it_replaces(tmp_path: Path
 
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_run_task_replaces_an_output_only_when_asked(overwrite: bool, tmp_path: Path) -> None:
-    """Also one that has come into existence meanwhile."""
+    """Also one that was created in the meantime."""
     target = tmp_path / "x.tar"
 
     def function(source: str, made: str) -> None:
@@ -186,7 +186,7 @@ def test_run_task_replaces_an_output_only_when_asked(overwrite: bool, tmp_path: 
         target.write_text("other")
 
     said = run(function, "s", target, overwrite=overwrite)
-    assert ("has come into existence meanwhile" in said) is not overwrite
+    assert ("was created by another program" in said) is not overwrite
     assert target.read_text() == ("of s" if overwrite else "other")
 
 

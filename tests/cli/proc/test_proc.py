@@ -191,7 +191,7 @@ def test_proc_tells_how_many_samples_were_left_out(shards: list[str]) -> None:
     """A command that leaves nothing is a filter: nothing is lost."""
     result = run_wds("proc", "-c", "test $(cat sample.cls) != 1 || rm sample.*", *shards)
     assert keys_in(result.out) == [key for key in text_keys((3, 4)) if key[-1] != "1"]
-    assert (result.status, result.err) == (0, "wds: left out 2 samples of which the command left nothing\n")
+    assert (result.status, result.err) == (0, "wds: left out 2 samples for which the command left no files\n")
 
 
 def failing(policy: str, shards: list[str], output: Path, *more: object) -> Result:
@@ -281,7 +281,7 @@ def test_proc_kills_what_takes_too_long(shards: list[str], temporary: Path) -> N
     result = run_wds("proc", "-p", 2, "-c", "sleep 1000 & wait", *arguments, *shards)
     assert result.status == 1
     assert read_samples(result.out) == []
-    assert result.err.count("took longer than 0.2 s and was killed with all that it had started") == 2
+    assert result.err.count("took longer than 0.2 s and was killed with everything it had started") == 2
 
 
 def test_proc_keeps_case_when_asked(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def test_repair_keeps_the_first_of_samples_that_disagree(tmp_path: Path) -> None
         ("a", b"one"),
     ]
     assert [(finding.kind, finding.offset) for finding in told] == [("left-out", 3072), ("joined", 6144)]
-    assert "content of txt" in told[0].message
+    assert "content for txt" in told[0].message
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_repair_raises_when_the_shard_is_another_one_by_now(change: str, tmp_pat
         write_tar(path, members(["a.txt", "b.txt", "b.txt", "c.txt", "a.cls", "d.txt"]))
     else:
         write_tar(path, members(["a.txt", "b.txt", "c.txt", "e.cls", "d.txt"]))
-    with pytest.raises(ShardFormatError, match="not the same when it is read again"):
+    with pytest.raises(ShardFormatError, match="not the same on a second reading"):
         list(repaired_samples(url, plan, ValidationRules()))
 
 
@@ -154,5 +154,7 @@ def test_results_compare_fields_over_all_shards(tmp_path: Path, capsys: pytest.C
     assert (results.shards, results.samples) == ({"good": 3, "bad": 1}, {"good": 6, "bad": 0})
     capsys.readouterr()
     results.take_fields()
-    assert capsys.readouterr().out.startswith(f"{tmp_path}/2.tar:0: note: other-fields: 2 samples have not the fields")
+    assert capsys.readouterr().out.startswith(
+        f"{tmp_path}/2.tar:0: note: other-fields: 2 samples do not have the fields"
+    )
     assert {level: count for (level, _), count in results.counts.items()} == {"error": 1, "note": 2}

@@ -329,7 +329,7 @@ def test_validate_notes_samples_whose_fields_are_unlike_the_majority(tmp_path: P
     assert "6 of 9: cls, txt" in first.message
     assert "cls is missing" in first.message
     assert (second.key, second.samples) == ("i", 1)
-    assert "jpg is more" in second.message
+    assert "jpg is extra" in second.message
 
 
 def test_field_sets_say_nothing_without_a_majority() -> None:

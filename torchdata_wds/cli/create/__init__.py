@@ -1,4 +1,4 @@
-"""Make an archive of a folder of files, or of what a recipe or a table lists.
+"""Make an archive of a folder of files, or of those that a recipe or a table lists.
 
 wds create images -o images.tar
 wds create recipe.txt -o recipe.tar
@@ -26,15 +26,15 @@ _STDOUT = "/dev/stdout"
 
 _SOURCES = """\
 a folder  its files, sorted by key. Links to files are followed; links to
-          folders, and hidden folders, are passed over
-a recipe  a line for each member: name, blanks, source. The source is a path,
+          folders, and hidden folders, are skipped
+a recipe  one line per member: name, blanks, source. The source is a path,
           file:PATH, text:WORDS, base64:DIGITS, a URL, or with --allow-pipe
           pipe:COMMAND
-a plan    (.tsv, .csv) a row for each sample. The first line names the fields;
+a plan    (.tsv, .csv) one row per sample. The first line names the fields;
           below '@jpg' are paths or URLs of files, below '__key__' keys
-Fields are written in lower case. All names, and that all files are there, are
-checked before the first byte is written; URLs and commands show when they
-are read."""
+Field names are converted to lower case. All names, and that all files exist,
+are checked before the first byte is written; URLs and commands fail only when
+they are read."""
 
 #: Arguments that only one kind of source has, with their default.
 _ONLY = {
@@ -48,21 +48,21 @@ _ONLY = {
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    text = "a folder, a recipe or a plan; by default a recipe from standard input"
+    text = "a folder, a recipe or a plan (default: a recipe from standard input)"
     option(parser, "source", "SOURCE", text, nargs="?", default=STDIN)
     parser.add_argument("--from", dest="kind", choices=get_args(SourceKind), help="what SOURCE is")
-    option(parser, "-C --directory", "DIR", "what relative paths are relative to; by default the list's folder")
-    text = "without a file: write nothing, leave it out, leave its sample out, or take it as empty (default: error)"
+    option(parser, "-C --directory", "DIR", "where relative paths start (default: the list's folder)")
+    text = "if a file is missing: write nothing, skip it, skip its sample, or use an empty one (default: error)"
     choice(parser, "--missing", get_args(Missing), text, "error")
-    flag(parser, "--allow-pipe", "let a recipe run commands (pipe:COMMAND)")
-    flag(parser, "--sort", "sort a recipe by key; otherwise it keeps its order")
+    flag(parser, "--allow-pipe", "allow commands (pipe:COMMAND) in a recipe")
+    flag(parser, "--sort", "sort a recipe by key (default: keep its order)")
     parser.add_argument_group("sources", _SOURCES)
     plan = parser.add_argument_group("plans")
-    option(plan, "--delimiter", "CHAR", "between cells; by default a comma for .csv, or else a tab")
-    text = f"keys without column __key__ (default: {KEY_FORMAT})"
+    option(plan, "--delimiter", "CHAR", "between cells (default: a comma for .csv, otherwise a tab)")
+    text = f"keys if there is no column __key__ (default: {KEY_FORMAT})"
     option(plan, "--key-format", "FORMAT", text, default=KEY_FORMAT)
-    flag(plan, "--no-escapes", "with tabs: a backslash is one, as in '\\theta'")
-    flag(plan, "--base64", "a cell that begins with 'base64:' is bytes in Base64")
+    flag(plan, "--no-escapes", "with tabs: take backslashes literally, as in '\\theta'")
+    flag(plan, "--base64", "decode cells that begin with 'base64:'")
     add_output_arguments(parser)
 
 
@@ -95,22 +95,22 @@ COMMAND = Command(__doc__, _add_arguments, _run)
 
 
 def _check_arguments(arguments: argparse.Namespace, kind: SourceKind) -> None:
-    """Raises a `UsageError` unless the arguments fit the kind of source."""
+    """Raises UsageError unless the arguments fit the kind of source."""
     for name, (owner, default) in _ONLY.items():
         if owner != kind and getattr(arguments, name) != default:
             shown = printable(arguments.source)
-            raise UsageError(f"--{name.replace('_', '-')} is for a {owner}, and {shown} is a {kind}")
+            raise UsageError(f"--{name.replace('_', '-')} is for a {owner}, but {shown} is a {kind}")
     if kind != "folder":
         return
     if arguments.directory is not None:
         raise UsageError("-C is for a recipe or a plan; the paths in a folder are relative to it")
-    # where a shell has sent standard output to, if the system says so
+    # /dev/stdout leads to the file to which a shell redirected the output, where the system has it
     place = _STDOUT if arguments.output == STDIN else arguments.output
     if is_local(place) and is_local(arguments.source):
         output, folder = (Path(local_path(name)).resolve() for name in (place, arguments.source))
         if output.is_relative_to(folder):
-            what = f"the archive {printable(str(output))} would lie in the folder that is read"
-            raise UsageError(f"{what}, and be a file of the next one: write it elsewhere")
+            what = f"the archive {printable(str(output))} would be inside the folder that is read"
+            raise UsageError(f"{what}, and become a member of the next one: write it elsewhere")
 
 
 def kind_of(source: str) -> SourceKind:
@@ -124,7 +124,7 @@ def open_part_list(
     source: str, kind: SourceKind | None = None, *, folder: str | None = None, **options: Any
 ) -> PartList:
     """Opens a folder, recipe or plan; its relative paths start at `folder`, by default that of the list."""
-    if not source:  # as a shell makes of a variable that is not set; to a Path it is the working directory
+    if not source:  # from a shell variable that is not set; Path("") would be the working directory
         raise SpecError("the name of the source is empty")
     kind = kind or kind_of(source)
     shown = printable(mask_url(source))
@@ -134,11 +134,13 @@ def open_part_list(
             raise SpecError(f"{shown} is not a folder")
         return SampleFolder(local_path(source))
     if path is not None and path.is_dir():
-        raise SpecError(f"{shown} is a folder, and no {kind}")
+        raise SpecError(f"{shown} is a folder, not a {kind}")
     if path is not None and not path.exists():
         raise SpecError(f"there is no {kind} {shown}, and no folder of that name")
+    # A list on standard input, or in a FIFO such as /dev/fd/63 that a shell makes for <(command), has no folder of its
+    # own: its paths start at the working directory.
     base = "" if folder is None else local_path(folder)
-    if folder is None and (path is None or path.is_file()):  # a FIFO, as a shell makes for <(command), lies nowhere
+    if folder is None and (path is None or path.is_file()):
         base = folder_of(source)
     if kind == "plan" and options.get("delimiter") is None:
         options["delimiter"] = _DELIMITERS.get(_suffix(source), "\t")
@@ -147,7 +149,7 @@ def open_part_list(
 
 
 def _suffix(source: str) -> str:
-    """The suffix in lower case, without that of a compression."""
+    """Returns the suffix in lower case, ignoring that of a compression."""
     path = PurePosixPath(source if is_local(source) else source.partition("?")[0])
     if compression_for(path.name, None):
         path = path.with_suffix("")

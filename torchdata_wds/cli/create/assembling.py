@@ -1,7 +1,7 @@
-"""Samples made of parts that lie elsewhere: checked as a whole before the first is read.
+"""Assembles samples from parts that are stored elsewhere; all are checked before the first is read.
 
-A list of parts is gone through twice, first to check all of it and then to read. Memory holds the list, the keys, and
-two numbers for each part.
+A list of parts is traversed twice, first to check all of them and then to read. Memory holds the list, the keys, and
+two numbers per part.
 """
 
 import base64
@@ -29,19 +29,19 @@ Missing = Literal["error", "skip-file", "skip-sample", "empty"]
 #: What a part is made of: a path, a text, base64 digits, or a URL, which has ``pipe:`` before a command.
 Kind = Literal["file", "text", "base64", "pipe", "url"]
 _SHOWN = 20  # problems and missing files
-# An array of stamps has no room for more, and file systems go on after the year 2262.
+# An array of stamps has room for 63 bits, and file systems have later times than the year 2262.
 _BITS = (1 << 63) - 1
 _LONGEST_PATH = 4096
 
 #: A file's size when it was checked, and the low 63 bits of its modification time in nanoseconds since 1970.
 Stamp = tuple[int, int]
 
-# The stamps of what is not a file, and of a file that is missing.
+# The stamps of a part that is not a file, and of a missing file.
 _NO_FILE, _ABSENT = (0, 0), (-1, 0)
 
 
 class Part(NamedTuple):
-    """The future content of one field of one sample, and the line that names it, from 1; 0 without a list."""
+    """The source of one field of one sample, and the line that names it, from 1; 0 without a list."""
 
     key: str
     field: str
@@ -51,12 +51,12 @@ class Part(NamedTuple):
 
     @property
     def place(self) -> str:
-        """Where the part is from, for messages."""
+        """Where the part was named, for messages."""
         return f"line {self.line:,}" if self.line else f"file {self.value!r}"
 
 
 def _check_source(part: Part) -> Stamp:
-    """Checks a source as far as that goes without reading or running anything."""
+    """Checks a source as far as possible without reading or running it."""
     if part.kind == "base64":
         _decode_base64(part.value)
     elif part.kind == "pipe":
@@ -64,7 +64,7 @@ def _check_source(part: Part) -> Stamp:
             shard = mask_url(part.value)
             raise UnsafeDataError(f"{shard} would run a command, which WDS_SECURE=1 forbids", shard=shard)
         if not part.value.removeprefix("pipe:").strip():
-            raise SampleError("pipe: names no command; write 'pipe:cat a.jpg', say")
+            raise SampleError("pipe: names no command; expected one, as in 'pipe:cat a.jpg'")
     if part.kind != "file":
         return _NO_FILE
     path = part.value
@@ -76,16 +76,16 @@ def _check_source(part: Part) -> Stamp:
         shown = repr(path) if len(path) <= _LONGEST_PATH else short(path)
         raise SampleError(f"file {shown} cannot be read: {getattr(error, 'strerror', None) or error}") from error
     if stat.S_ISDIR(status.st_mode):
-        raise SampleError(f"{path!r} is a folder, and a member is a file")
+        raise SampleError(f"{path!r} is a folder; expected a file")
     if not stat.S_ISREG(status.st_mode):
-        raise SampleError(f"{path!r} is not a regular file; in a recipe, 'pipe:cat PATH' reads it all the same")
+        raise SampleError(f"{path!r} is not a regular file; in a recipe, 'pipe:cat PATH' reads it anyway")
     if not os.access(path, os.R_OK):
         raise SampleError(f"file {path!r} cannot be read: Permission denied")
     return status.st_size, status.st_mtime_ns & _BITS
 
 
 def _read_source(part: Part, stamp: Stamp) -> bytes:
-    """Reads a source as it is stored, compressed or not; a SampleError if a file no longer has its stamp."""
+    """Reads a source as stored, without decompressing it; raises SampleError if a file no longer has its stamp."""
     if stamp == _ABSENT:
         raise SampleError(f"there is no file {part.value!r}" if part.value else "the cell names no file")
     if part.kind == "file":
@@ -103,24 +103,24 @@ def _read_source(part: Part, stamp: Stamp) -> bytes:
 
 def _read_file(path: str, stamp: Stamp) -> bytes:
     size, _ = stamp
-    # not by open(), which takes longer, and would wait for ever where a FIFO has taken the file's place
+    # os.open is faster than open(), and with O_NONBLOCK it does not wait forever if a FIFO has replaced the file
     try:
         file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
         try:
-            data = os.read(file, size + 1)
-            if 0 < len(data) < size:  # the system reads 2 GiB at most
+            data = os.read(file, size + 1)  # one more byte shows that the file has grown
+            if 0 < len(data) < size:  # one call reads at most 2 GiB
                 data += b"".join(iter(lambda: os.read(file, BUFFER_SIZE), b""))
-            status = os.fstat(file)  # now, so that a change in the middle shows too
+            status = os.fstat(file)  # after reading, so that a change during it shows too
         finally:
             os.close(file)
     except OSError as error:
-        raise SampleError(f"file {path!r} was there, and cannot be read: {error.strerror or error}") from error
+        raise SampleError(f"file {path!r} was there, but cannot be read: {error.strerror or error}") from error
     if (status.st_size, status.st_mtime_ns & _BITS) != stamp:
         what = f"file {path!r} was changed after it was checked ({size:,} bytes then, {status.st_size:,} now)"
         raise SampleError(f"{what}. Start again when it no longer changes")
     if len(data) != size:
         what = f"file {path!r} has more or fewer bytes than its size, {size:,}"
-        raise SampleError(f"{what}; if it is made as it is read, 'pipe:cat PATH' in a recipe takes all of it")
+        raise SampleError(f"{what}; if its content is made while it is read, use 'pipe:cat PATH' in a recipe")
     return data
 
 
@@ -132,7 +132,7 @@ def _decode_base64(text: str) -> bytes:
 
 
 class Problems:
-    """What is wrong with a list of parts: all problems are counted, and the first are kept in words."""
+    """The problems of a list of parts: all are counted, and the first ones are kept as text."""
 
     def __init__(self, name: str) -> None:
         self._name, self._count = name, 0
@@ -145,7 +145,7 @@ class Problems:
             self._shown.append(f"  {place}: {cli_message(problem) if isinstance(problem, Exception) else problem}")
 
     def check(self) -> None:
-        """Raises a `SpecError` if there are any."""
+        """Raises SpecError if there are any."""
         if self._count:
             head = f"{self._name} has {counted(self._count, 'problem')}, and nothing was written:"
             more = [f"  and {self._count - _SHOWN:,} more"] if self._count > _SHOWN else []
@@ -153,9 +153,9 @@ class Problems:
 
 
 class PartList(ABC):
-    """Parts of samples, those of one sample next to each other; `skipped` counts what is not one, by reason."""
+    """A list of parts, those of one sample next to each other; `skipped` counts what is not a part, by reason."""
 
-    cure = ""  # what to do about a sample whose parts are apart; "" where that cannot be
+    cure = ""  # what to do if the parts of a sample are apart; "" if that cannot happen
 
     def __init__(self, name: str, url: str) -> None:
         self.name = name  # for messages, such as "recipe x.txt"
@@ -168,18 +168,18 @@ class PartList(ABC):
 
 
 class SampleAssembler:
-    """Makes samples of their parts, all of which are checked before the first is read."""
+    """Makes samples of their parts, after checking all of them."""
 
     def __init__(self, parts: PartList, missing: Missing = "error") -> None:
         self.count = self.missing_files = self.left_out = 0
         self._parts = parts
         self._missing = missing
-        self._fields: set[str] = set()  # those that were checked: there are few, in many samples
-        self._stamps = array("q")  # the two numbers of each, one after the other
+        self._fields: set[str] = set()  # those already checked: many samples share a few
+        self._stamps = array("q")  # size and time of each part in turn: 16 bytes each, for millions of parts
         self._is_checked = False
 
     def check(self) -> None:
-        """Checks every part, once: keys, fields, and that the files are there and can be read; else a SpecError."""
+        """Checks every part once: its key, its field, and that its file can be read; raises SpecError otherwise."""
         if self._is_checked:
             return
         problems = Problems(self._parts.name)
@@ -193,6 +193,8 @@ class SampleAssembler:
         self._is_checked = True
 
     def _check_sample(self, key: str, run: Iterator[Part], lines: dict[str, int], problems: Problems) -> None:
+        # `lines` has the first line of each key: for lines of a, b and a, groupby yields a second group of a, with
+        # another line. A part with a problem still gets a stamp, so that parts and stamps stay in step.
         fields: dict[str, Part] = {}
         for part in run:
             field = part.field.lower()
@@ -202,24 +204,24 @@ class SampleAssembler:
                 except SampleError as error:
                     problems.add(part.place, error)
                 if self._parts.cure and (first_line := lines.setdefault(key, part.line)) != part.line:
-                    began = f"sample {key!r} began at line {first_line:,}, and others stand between"
+                    began = f"sample {key!r} began at line {first_line:,}, and others come between"
                     problems.add(part.place, f"{began}. {self._parts.cure}")
             if (first := fields.setdefault(field, part)) is not part:
-                problems.add(part.place, f"field {field!r} of sample {key!r} is given before, by {first.place}")
+                problems.add(part.place, f"field {field!r} of sample {key!r} was already given by {first.place}")
             try:
                 if field not in self._fields:
                     check_part_field(field, key)
                     self._fields.add(field)
                 stamp = _check_source(part)
                 if stamp == _ABSENT and self._missing == "error":
-                    _read_source(part, stamp)  # which says what is missing
+                    _read_source(part, stamp)  # raises the error that says what is missing
             except SampleError as error:
                 problems.add(part.place, error)
                 stamp = _ABSENT
             self._stamps.extend(stamp)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Reads the samples; a SampleError if a part cannot be read, or was changed after it was checked."""
+        """Yields the samples; raises SampleError if a part cannot be read, or changed after it was checked."""
         self.check()
         numbers = iter(self._stamps)
         stamps = zip(numbers, numbers, strict=True)
@@ -233,7 +235,7 @@ class SampleAssembler:
     def _make(self, key: str, run: list[tuple[Part, Stamp]]) -> dict[str, Any] | None:
         sample: dict[str, Any] = {"__key__": key, "__url__": self._parts.url}
         if self._missing == "skip-sample":
-            # what is known to be missing first: a sample that is left out for it need not be read
+            # parts known to be missing come first: then the others of a sample that is left out are not read
             run.sort(key=lambda pair: pair[1] != _ABSENT)
         for part, stamp in run:
             data = self._read(part, stamp)
@@ -244,13 +246,14 @@ class SampleAssembler:
         return sample if len(sample) > 2 else None
 
     def _read(self, part: Part, stamp: Stamp) -> bytes | None:
-        """Reads a part; returns None where it is missing and may be."""
+        """Reads a part; returns None if it is missing and may be."""
         try:
             return _read_source(part, stamp)
         except SampleError as error:
             place = f"{self._parts.name}, {part.place}"
             what = f"{place}: field {part.field!r} of sample {part.key!r}: {cli_message(error)}"
             placed = SampleError(what, shard=error.shard, key=part.key, field=part.field)
+            # only an absent file, and a URL or command that fails, is missing; a file that changed is always an error
             if self._missing == "error" or (stamp != _ABSENT and part.kind not in ("pipe", "url")):
                 raise placed from error
             self.missing_files += 1
@@ -260,7 +263,7 @@ class SampleAssembler:
 
 
 def check_part_field(field: str, key: str) -> None:
-    """Raises a SampleError if a field, in lower case, could not be read back or is metadata as ``__url__`` is."""
+    """Raises SampleError if a field (in lower case) could not be read back, or is metadata such as ``__url__``."""
     if is_metadata(field):
         what = "which describes the sample and is not written"
         raise SampleError(f"field {field!r} has a name of the form __x__, {what}")

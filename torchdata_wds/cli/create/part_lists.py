@@ -1,4 +1,4 @@
-"""Lists of the parts of samples: folders of files, recipes (a line a member) and plans (a row a sample)."""
+"""Lists of the parts of samples: folders of files, recipes (a line per member) and plans (a row per sample)."""
 
 import csv
 import io
@@ -26,19 +26,19 @@ _TAB = "\t"
 _STRANGER = SpecPlace(Origin("list", trusted=False))
 _BLANKS = re.compile(r"[ \t]+")
 
-# Between key and field: no file name has it, and it sorts before all others, so that names sort by key, then field.
+# Between key and field: no file name contains it, and it sorts first, so that names sort by key, then by field.
 _CUT = "\0"
 
 
 class SampleFolder(PartList):
-    """The files in a folder and the folders below it, sorted by key, which is relative to the folder."""
+    """The files in a folder and its subfolders, sorted by key, which is relative to the folder."""
 
     def __init__(self, path: str) -> None:
         super().__init__(f"folder {printable(path)}", path.rstrip("/") or path)
         self._names: list[str] | None = None
 
     def parts(self, problems: Problems) -> Iterator[Part]:
-        """Yields the parts, and adds folders that cannot be read to the problems."""
+        """Yields the parts, and adds unreadable folders to the problems."""
         if self._names is None:
             self._names = sorted(self._find(problems))
         start = os.path.join(self.url, "")  # noqa: PTH118 - a str, as millions of them are made
@@ -80,14 +80,14 @@ class _TextList(PartList):
     def __init__(self, kind: str, data: bytes, url: str, folder: str) -> None:
         super().__init__(f"{kind} on standard input" if url == STDIN else f"{kind} {printable(mask_url(url))}", url)
         self._text = data.decode("utf-8", "surrogateescape").removeprefix("\ufeff")
-        self._folder = folder  # that of relative paths, which may be a URL
+        self._folder = folder  # where relative paths start; may be a URL
 
 
 class Recipe(_TextList):
     r"""The members of an archive, in their order.
 
-    A line is ``name source``, cut at its first blanks: all that follows belongs to the source. Blank lines are passed
-    over. With `sort`, lines are sorted by key. Only with `allow_pipe` may it run commands and render templates.
+    A line is ``name source``, split at its first blanks; the source may contain more. Blank lines are skipped. With
+    `sort`, the lines are sorted by key. Commands and templates are allowed only with `allow_pipe`.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Recipe(_TextList):
             self.cure = "Put the lines of a sample together, or sort them (--sort)"
 
     def parts(self, problems: Problems) -> Iterator[Part]:
-        """Yields the parts, and adds lines that are wrong to the problems."""
+        """Yields the parts, and adds faulty lines to the problems."""
         for index in self._order:
             if line := self._lines[index].removesuffix("\r").lstrip(" \t"):
                 try:
@@ -128,7 +128,7 @@ class Recipe(_TextList):
             if scheme_of(source) != "pipe":
                 return *names, *parse_path(source, self._folder, trusted=self._trusted)
             if not self._trusted:
-                what = "which no recipe may do unasked. Pass --allow-pipe if you trust the recipe's author"
+                what = "which a recipe may do only with --allow-pipe. Pass it if you trust the recipe's author"
                 raise SampleError(f"{mask_url(source)} runs a command, {what}")
         except SampleError as error:
             raise SampleError(f"member {short(name)}: {error}") from error
@@ -141,14 +141,14 @@ def _key_of(line: str) -> str:
 
 
 class Plan(_TextList):
-    r"""The samples of a table, a row for each, whose cells are fields or name the files that hold them.
+    r"""The samples of a table, one per row, whose cells are fields or name the files that hold them.
 
-    The first line has the names of the fields. The cells below a name that begins with ``@`` are paths or URLs of
-    files, below any other texts, in UTF-8. The column ``__key__`` has the keys; without it samples are numbered from 0
-    by `key_format`, in the syntax of `str.format`. With `base64`, a text that begins with ``base64:`` stands for bytes.
+    The first line names the fields. Cells below a name that begins with ``@`` are paths or URLs of files; below other
+    names they are text in UTF-8. The column ``__key__`` has the keys; without it, samples are numbered from 0 with
+    `key_format`, in the syntax of `str.format`. With `base64`, text that begins with ``base64:`` is decoded to bytes.
 
-    With tabs, a line is a row, and cells are escaped as in `tables.escape_cell`; with any other delimiter, the table is
-    CSV, where a cell with a delimiter, quote or line end is in quotes.
+    With tabs, each line is a row, and cells are escaped as by `tables.escape_cell`; with any other delimiter, the table
+    is CSV, where a cell with a delimiter, quote or line end is quoted.
 
     Example:
         >>> plan = Plan(b"__key__\t@jpg\tcls\nx\tcat.jpg\t3\n", "plan.tsv")
@@ -172,7 +172,7 @@ class Plan(_TextList):
         super().__init__("plan", data, url, folder)
         delimiter = _TAB if delimiter in ("\\t", "tab") else delimiter
         if len(delimiter) != 1 or delimiter in '"\r\n':
-            raise UsageError(f"the delimiter of a table is one character, and no quote or line end, not {delimiter!r}")
+            raise UsageError(f"the delimiter of a table is one character, not a quote or line end; got {delimiter!r}")
         try:
             names = {name for _, name, _, _ in string.Formatter().parse(key_format) if name is not None}
             if names != {"number"} or not key_format.format(number=0):
@@ -183,13 +183,13 @@ class Plan(_TextList):
         self._key_format = key_format
         self._plain = str if no_escapes or delimiter != _TAB else unescape_cell
         self._base64 = base64
-        # UTF-16 has them everywhere, an archive in its first name
+        # UTF-16 has NULs everywhere, an archive in its first name
         if (place := data.partition(b"\n")[0].find(b"\0")) >= 0:
             raise SpecError(f"{self.name} is not a table in UTF-8: its first line has a NUL at byte {place:,}")
         self._columns = self._read_header()
 
     def parts(self, problems: Problems) -> Iterator[Part]:
-        """Yields the parts, and adds rows that are wrong to the problems."""
+        """Yields the parts, and adds faulty rows to the problems."""
         rows = self._rows(problems)
         next(rows)
         for number, (line, cells) in enumerate(rows):
@@ -208,7 +208,7 @@ class Plan(_TextList):
                 name = self._plain(cell).lower()
                 field = name.removeprefix("@")
                 if field in columns:
-                    raise SampleError(f"field {field!r} has a column before")
+                    raise SampleError(f"field {field!r} already has a column")
                 if name != _KEY:
                     check_part_field(field, "(any)")
                 columns[field] = name.startswith("@")
@@ -245,7 +245,7 @@ class Plan(_TextList):
         return [Part(key, field, kind, value, line) for field, kind, value in sources]
 
     def _rows(self, problems: Problems) -> Iterator[tuple[int, list[str]]]:
-        """Yields the cells of each row, with the number of its first line; blank lines are passed over."""
+        """Yields the cells of each row with the number of its first line; skips blank lines."""
         if self._delimiter == _TAB:
             lines = self._text.removesuffix("\n").split("\n")
             is_single = _TAB not in lines[0]  # in a table of one column an empty line is an empty cell
@@ -254,7 +254,7 @@ class Plan(_TextList):
                 if line or is_single or number == 1:
                     yield number, line.split(_TAB)
             return
-        # the module's limit protects programs that read an endless stream; this text is in memory already
+        # csv's limit protects programs that read an endless stream; this text is in memory already
         csv.field_size_limit(max(csv.field_size_limit(), len(self._text)))
         reader = csv.reader(io.StringIO(self._text, newline=""), delimiter=self._delimiter, strict=True)
         first = 1

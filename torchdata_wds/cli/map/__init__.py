@@ -1,4 +1,4 @@
-"""Run a Python function over shards, shard by shard.
+"""Run a Python function on shards, one by one.
 
 wds map augment:augment 'train-{000000..000003}.tar' -o augmented/
 wds map augment:augment 'train-*.tar' -o 'augmented/{name}.tar.gz' --workers 2
@@ -40,31 +40,31 @@ from torchdata_wds.writers.tar_writer import TarWriter
 
 _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
-# They are installed where the work is done, and too large to be sent there.
+# These are installed on the cluster too, and too large to be sent there.
 _NEVER_SENT = {__name__.partition(".")[0], "__main__"}
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     text = (
-        "a function of two names: of the shard to read, and of the file to write; its module is looked for in the "
-        "current folder first"
+        "a function that takes the name of the shard to read and of the file to write; its module is searched for in "
+        "the current folder first"
     )
     option(parser, "function", "MODULE:FUNCTION", text, _function_name)
     add_shards_argument(parser, required=True)
     text = (
-        "a folder, for outputs of the same names, or a name with {name} (the input's, without .tar and the like) "
-        "or {shard:06d} (its number); outputs that exist are skipped"
+        "a folder, for outputs with the same names, or a name with {name} (the input's, without .tar and the like) "
+        "or {shard:06d} (its number); existing outputs are skipped"
     )
     option(parser, "-o --output", "OUT", text, required=True)
-    flag(parser, "--force", "replace outputs that exist")
+    flag(parser, "--force", "replace existing outputs")
     text = (
-        "the function is given one sample, a dict of bytes by field with __key__; it returns a sample, None, or several"
+        "the function takes one sample, a dict of bytes by field with __key__, and returns a sample, None, or several"
     )
     flag(parser, "--per-sample", text)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    text = "worker processes; 0 works in this one (default: one for each core, %(default)s)"
+    text = "worker processes; 0 works in this one (default: one per core, %(default)s)"
     option(parser, "--workers", "N", text, whole_number, default=cores)
-    option(parser, "--dask", "ADDRESS", "a Dask scheduler that does the work, or 'local' for a cluster made for it")
+    option(parser, "--dask", "ADDRESS", "a Dask scheduler to run on, or 'local' to start a cluster here")
 
 
 def _function_name(text: str) -> str:
@@ -79,10 +79,10 @@ def _run(arguments: argparse.Namespace) -> int:
     folder = str(Path.cwd())
     sys.path.insert(0, folder)  # also for processes that are started
     try:
-        load()  # fails now, and not once for every shard
+        load()  # fails now instead of once per shard
         urls = list_all_inputs(arguments)
         if STDIN in urls:
-            raise UsageError("a function is given the names of shards, and standard input ('-') has none")
+            raise UsageError("the function takes the names of shards, and standard input ('-') has none")
 
         def work(tasks: list[ShardTask]) -> Results:
             workers = min(arguments.workers, len(tasks))
@@ -102,11 +102,11 @@ def _run(arguments: argparse.Namespace) -> int:
 COMMAND = Command(__doc__, _add_arguments, _run)
 
 
-# -------------------------------------------------------------------------------------------- functions of the user's
+# ------------------------------------------------------------------------------------------------- the user's function
 
 
 def load_function(name: str, *, per_sample: bool = False) -> ShardFunction:
-    """Imports ``module:function``, of a shard or a sample, as a function of a shard; an ImportError says why not."""
+    """Imports ``module:function`` as a function of a shard, wrapping one of a sample; raises ImportError."""
     module_name, _, path = name.partition(":")
     try:
         found: Any = importlib.import_module(module_name)
@@ -126,7 +126,7 @@ def load_function(name: str, *, per_sample: bool = False) -> ShardFunction:
 
 
 def over_samples(function: Callable[[dict[str, Any]], Any], source: str, target: str) -> None:
-    """Writes a shard of what a function makes of each sample of another, in their order.
+    """Applies a function to each sample of a shard and writes the results to another, in order.
 
     The function returns a sample, None to leave it out, or any number of samples; values that are not bytes are encoded
     by their field.
@@ -156,8 +156,8 @@ def _run_on_dask(
 ) -> Results:
     """Runs a function over shards on a Dask cluster.
 
-    Local shards must be reachable under the same path everywhere. The function is sent by value with those modules of
-    a folder that it needs; everything else must be installed there. The address is the scheduler's, such as
+    Local shards must have the same path everywhere. The function is sent by value, with the modules of `folder` that it
+    needs; everything else must be installed on the workers. The address is the scheduler's, such as
     ``tcp://host:8786``, or ``local`` for a cluster of `num_workers` processes on this machine.
     """
     distributed = import_optional("distributed", extra="dask", fields="functions on a Dask cluster")
@@ -169,7 +169,7 @@ def _run_on_dask(
             )
             address = stack.enter_context(cluster).scheduler_address
         try:
-            # a client that cannot be made complains later, in words of its own
+            # checked first: distributed's own error for a wrong address comes later and is less clear
             if not address:
                 raise ValueError("it is empty")
             distributed.comm.registry.get_backend(distributed.comm.parse_address(address)[0])

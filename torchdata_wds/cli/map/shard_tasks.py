@@ -1,6 +1,6 @@
-"""Work on shards one by one, with one output for each, which appears whole under its name when the work is done.
+"""Processes shards one by one; each has one output, which appears under its name when it is complete.
 
-A local output is made in a temporary folder beside its place and then renamed. So one that exists is finished, and
+A local output is made in a temporary folder next to its place and then renamed. So an existing output is complete, and
 interrupted work resumes where it stopped.
 """
 
@@ -31,10 +31,10 @@ _SHOWN_WIDTH = 1000
 _TRAILER = "\nThis exception is thrown by "  # torch adds the pipe with all its arguments
 _PLACE = re.compile(r"\{name\}|\{shard(?::(0?\d{0,2})d?)?\}")
 
-#: What stands in braces in a name.
+#: A placeholder in a name.
 BRACES = re.compile(r"\{[^{}]*\}")
 
-#: What an output's name may have in braces, for messages.
+#: The placeholders of an output's name, for messages.
 PLACES = "{name} for the input's name without its suffix, and {shard} or {shard:06d} for its number"
 _NOTHING = "the function has returned without writing the file that its second argument names"
 
@@ -48,15 +48,15 @@ class ShardTask(NamedTuple):
     overwrite: bool
 
 
-#: Each task that is done, with "" or what failed.
+#: Each finished task, with "" or the reason why it failed.
 Results = Generator[tuple[ShardTask, str], None, None]
 
 
 def work_on_shards(
     urls: Sequence[str], arguments: argparse.Namespace, work: Callable[[list[ShardTask]], Results]
 ) -> int:
-    """Makes the outputs that are not there yet, shows progress, says which shards failed, and returns 1 if one did."""
-    # named before a part is taken: numbers count all shards, and two parts never write one file
+    """Makes the missing outputs, shows progress, reports the shards that failed, and returns 1 if one did."""
+    # named before a part is taken: numbers count all shards, and two parts must not write the same file
     pairs = part_of(list(zip(urls, name_targets(urls, arguments.output), strict=True)), arguments.part)
     skipped = set() if arguments.force else existing_targets(target for _, target in pairs)
     pairs = [pair for pair in pairs if pair[1] not in skipped]
@@ -78,13 +78,13 @@ def work_on_shards(
 
 
 def is_plain_path(url: str) -> bool:
-    """Returns whether a URL names a local file that no rewriting rule puts elsewhere."""
+    """Returns whether a URL names a local file that no rewriting rule moves elsewhere."""
     place = resolve(url)
     return place.is_local and not place.is_moved
 
 
 def existing_targets(targets: Iterable[str]) -> set[str]:
-    """Returns which of some paths and URLs exist, listing each folder once."""
+    """Returns those paths and URLs that exist, listing each folder once."""
     folders: dict[str, list[tuple[str, str]]] = {}
     for target in targets:
         folder, slash, name = (local_path(target) if is_plain_path(target) else target).rpartition("/")
@@ -98,7 +98,7 @@ def existing_targets(targets: Iterable[str]) -> set[str]:
 
 @contextmanager
 def staged_tasks(pairs: Iterable[tuple[str, str]], *, overwrite: bool = False) -> Iterator[list[ShardTask]]:
-    """Makes tasks of inputs and outputs, with temporary folders beside the outputs until the context is left."""
+    """Makes tasks of inputs and outputs, with temporary folders next to the outputs until the context ends."""
     tasks = []
     folders: dict[Path, str] = {}
     with ExitStack() as stack:
@@ -118,10 +118,10 @@ def staged_tasks(pairs: Iterable[tuple[str, str]], *, overwrite: bool = False) -
 def run_task(
     load: Callable[[], ShardFunction], task: ShardTask, explain: Callable[[BaseException], str] | None = None
 ) -> str:
-    """Does the work for one shard, and returns "" or what failed, by default the last lines of the traceback.
+    """Does the work for one shard; returns "" or why it failed, by default the last lines of the traceback.
 
-    `load` returns the function, which is called with the input and the name of a file to write. The base name of that
-    file is that of the output; files beside it whose names begin with it and a dot, such as an index, go with it.
+    `load` returns the function, which is called with the input and the name of a file to write. That file has the
+    output's base name; files next to it whose names begin with that name and a dot, such as an index, move with it.
     """
     try:
         if task.staging is None:
@@ -140,7 +140,7 @@ def run_task(
 
 
 def _obstacle(task: ShardTask) -> str:
-    """Says why an output cannot have its name; "" if it can."""
+    """Returns why an output cannot be put under its name, or ""."""
     target = Path(task.target)
     if target.is_dir():
         return f"{task.target!r} is a folder"
@@ -148,11 +148,11 @@ def _obstacle(task: ShardTask) -> str:
         return ""
     if not target.exists():
         return f"{task.target!r} is a symbolic link that leads nowhere"
-    return f"{task.target!r} has come into existence meanwhile, by another program; it is left as it is"
+    return f"{task.target!r} was created by another program in the meantime; it is left as it is"
 
 
 def _publish(made: Path, task: ShardTask) -> str:
-    """Gives what was made its name, the output last: where it is, all is. Returns "" or why that failed."""
+    """Moves what was made to its place, the output last: once it exists, all does. Returns "" or why that failed."""
     written = sorted(made.parent.iterdir())
     if made.is_symlink() or not made.is_file():
         names = ", ".join(repr(path.name) for path in written[:3])
@@ -160,7 +160,7 @@ def _publish(made: Path, task: ShardTask) -> str:
     if obstacle := _obstacle(task):
         return obstacle
     target = Path(task.target)
-    Path(index_url(task.target)).unlink(missing_ok=True)  # that of an older output would lead nowhere
+    Path(index_url(task.target)).unlink(missing_ok=True)  # that of an older output would not fit
     companions = [path for path in written if path.name.startswith(made.name + ".") and path.is_file()]
     for path in (*companions, made):
         with path.open("rb") as file:
@@ -171,10 +171,11 @@ def _publish(made: Path, task: ShardTask) -> str:
 
 
 def error_text(error: BaseException) -> str:
-    """The last lines of an exception's traceback, masked and made harmless for a terminal."""
+    """Returns the last lines of an exception's traceback, masked and made safe for a terminal."""
     text = "".join(traceback.format_exception(error)).partition(_TRAILER)[0].rstrip()
     lines = [line for line in text.splitlines() if line.strip("^~ ")]
-    # Cut before masking, which takes long for long lines, and after: a cut must not remove what marks a secret.
+    # Cut before masking, which is slow for long lines, and again after it: the first cut leaves four times the width,
+    # as it must not remove what marks a secret.
     shown = [printable(mask_text(line[: 4 * _SHOWN_WIDTH])) for line in lines[-_SHOWN_LINES:]]
     return "\n".join(shorten(line, _SHOWN_WIDTH) for line in shown)
 
@@ -183,18 +184,18 @@ def error_text(error: BaseException) -> str:
 
 
 def is_target_pattern(output: str) -> bool:
-    """Returns whether an output stands for one file a shard: a folder, or a name with something in braces."""
+    """Returns whether an output means one file per shard: a folder, or a name with something in braces."""
     if output in (STDIN, "") or scheme_of(output) == "pipe":
         return False
     return _is_folder(output) or BRACES.search(output) is not None
 
 
 def name_targets(urls: Sequence[str], pattern: str, *, in_place: bool = False) -> list[str]:
-    """Returns the name of the output for each shard; a ShardListError if two would have one, or replace an input.
+    """Returns the output's name for each shard; raises ShardListError if two are equal, or one would replace an input.
 
-    The pattern is a folder, one that exists or ends in ``/``, for outputs with the base names of the inputs. Or a name
-    with ``{name}`` (the base name without ``.tar``, ``.tar.gz`` and the like) or ``{shard}`` (the number among the
-    inputs, as ``{shard:06d}`` with zeros). With `in_place` an output may replace the input that it is made of.
+    The pattern is a folder, which exists or ends in ``/``, for outputs with the base names of the inputs. Or it is a
+    name with ``{name}`` (the base name without ``.tar``, ``.tar.gz`` and the like) or ``{shard}`` (the input's number,
+    with zeros as in ``{shard:06d}``). With `in_place`, an output may replace its own input.
 
     Example:
         >>> name_targets(["a/x.tar", "s3://bucket/y.tar.gz"], "out/{name}-{shard:02d}.tar")
@@ -247,5 +248,5 @@ def _fill(place: re.Match[str], number: int, url: str) -> str:
 
 
 def _identity(url: str) -> str:
-    """The same for all names of one file."""
+    """Returns the same text for all names of one file."""
     return os.path.realpath(local_path(url)) if is_local(url) else url

@@ -23,18 +23,18 @@ from torchdata_wds.cli.proc.sample_commands import CommandResult, SampleCommand
 from torchdata_wds.cli.terminal import counted, message_of, paused, say, tell_losses
 
 _OUTPUTS = (
-    "a path, a URL that can be written, or '-' (the default); or one output for each shard: a folder, or a name with "
-    "{name} (the input's, without .tar and the like) or {shard:06d} (its number); then outputs that exist are skipped, "
-    "and a shard that fails does not stop the others"
+    "a path, a writable URL, or '-' (the default); or one output per shard: a folder, or a name with {name} (the "
+    "input's, without .tar and the like) or {shard:06d} (its number); then existing outputs are skipped, and a shard "
+    "that fails does not stop the others"
 )
 
 _WHAT_HAPPENS = """
-It is run by bash in a new folder, with a file sample.FIELD for each field, and the key in sample.__key__. Whatever is
-there as sample.* afterwards is the new sample. Files sample-NAME.* are one more for each NAME, such as 000001, and so
-are sample.* in a SUBFOLDER; their keys are KEY/NAME and KEY/SUBFOLDER unless they have a __key__ of their own. A sample
-of which nothing is left is left out. Other files are an error (with --errors skip or ignore they are reported, and the
-exit status is 1): delete what is not wanted. What the command writes to its standard output goes to standard error when
-it ends.
+The command runs in bash, in a new folder that has a file sample.FIELD for each field, and the key in sample.__key__.
+The files sample.* that exist afterwards are the new sample. Files sample-NAME.* are an additional sample for each NAME,
+such as 000001, and so are files sample.* in a SUBFOLDER; their keys are KEY/NAME and KEY/SUBFOLDER unless they have a
+__key__ file. If no files are left, the sample is left out. Other files are an error (with --errors skip or ignore they
+are reported, and the exit status is 1): delete those you do not want. The command's standard output goes to standard
+error when it ends.
 """
 
 
@@ -43,18 +43,18 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_output_arguments(parser, _OUTPUTS, str)
     group = parser.add_argument_group("command", textwrap.fill(_WHAT_HAPPENS.strip(), 78))
     which = group.add_mutually_exclusive_group(required=True)
-    option(which, "-c --command", "COMMAND", "what is run", dest="shell_command", default="")
-    option(which, "-s --script", "FILE", "a file with what is run")
-    add_parallel(group, "how many at a time (default: 1)")
-    flag(group, "--unordered", "write samples as they are ready, not in their order")
+    option(which, "-c --command", "COMMAND", "the command to run", dest="shell_command", default="")
+    option(which, "-s --script", "FILE", "a script to run instead")
+    add_parallel(group, "run N commands at a time (default: 1)")
+    flag(group, "--unordered", "write samples as soon as they are ready, not in their order")
     text = (
-        "where a command fails: stop and write nothing, leave the sample out and exit with 1, or take what is there; "
-        "damaged shards and samples are skipped too by the last two (default: abort)"
+        "if a command fails: stop and write nothing, leave the sample out and exit with 1, or use what it left; "
+        "the last two also skip damaged shards and samples (default: abort)"
     )
     choice(group, "--errors", ("abort", "skip", "ignore"), text, "abort")
-    option(group, "--timeout", "S", "a command that takes longer is killed, and failed", _seconds)
-    option(group, "--log-field", "FIELD", "keep what the command writes in this field (its last MiB)")
-    option(group, "--tmpdir", "FOLDER", "where the folders are made (default: as TMPDIR says)")
+    option(group, "--timeout", "S", "kill a command after S seconds, which counts as a failure", _seconds)
+    option(group, "--log-field", "FIELD", "store the last MiB of the command's output in this field")
+    option(group, "--tmpdir", "FOLDER", "where to make the folders (default: TMPDIR)")
 
 
 def _seconds(text: str) -> float:
@@ -74,7 +74,7 @@ def _run(arguments: argparse.Namespace) -> int:
         return made.tell()
 
     def write(url: str, output: str) -> None:
-        # in a temporary folder, or a file that is to be replaced: the task has looked at its place
+        # run_task has checked the real target; `output` is a new file in a temporary folder, or a URL
         options = argparse.Namespace(**{**vars(arguments), "output": output})
         made.write(SampleReader(options, urls=[url], hidden=True), options)
 
@@ -89,7 +89,7 @@ COMMAND = Command(__doc__, _add_arguments, _run)
 
 
 class _MadeSamples:
-    """Writes what commands have made of samples, and counts what to report at the end."""
+    """Writes the samples that commands make, and counts what to report at the end."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self._command = SampleCommand(arguments)
@@ -98,7 +98,7 @@ class _MadeSamples:
         self._left_out: Counter[str] = Counter()
 
     def write(self, reader: SampleReader, arguments: argparse.Namespace) -> None:
-        """Writes what becomes of a reader's samples into one archive."""
+        """Runs the command on a reader's samples, and writes the results to one archive."""
         try:
             with (
                 SampleOutput(arguments) as output,
@@ -111,14 +111,14 @@ class _MadeSamples:
             self._left_out += reader.left_out()
 
     def _taken(self, results: Iterable[CommandResult], reader: SampleReader) -> Iterator[dict[str, Any]]:
-        """Passes on what the commands wrote, and yields the samples."""
+        """Yields the samples of results, and passes on the commands' output."""
         for result in results:
             pass_on(result.output)
             if result.samples is None:
                 assert result.error is not None
                 reader.refuse(result.error)
                 continue
-            if result.unused is not None:  # files that no sample has: no policy makes that silent
+            if result.unused is not None:  # files that belong to no sample are reported with any --errors
                 if self._is_strict:
                     raise result.unused
                 self._unused += 1
@@ -134,14 +134,14 @@ class _MadeSamples:
         if self._ignored:
             say(f"ignored: {counted(self._ignored, 'command')} failed (see above)")
         if self._emptied:
-            say(f"left out {counted(self._emptied, 'sample')} of which the command left nothing")
+            say(f"left out {counted(self._emptied, 'sample')} for which the command left no files")
         if self._unused:
             say(f"lost: files that {counted(self._unused, 'command')} left (see above)")
         return tell_losses(self._left_out, self._lost) or min(1, self._unused)
 
 
 def pass_on(output: bytes) -> None:
-    """Writes a command's output to standard error; if nobody reads it there, the work goes on."""
+    """Writes a command's output to standard error; if its reader has gone away, the work goes on."""
     if output:
         with suppress(BrokenPipeError), paused():
             sys.stderr.write(output.decode(errors="backslashreplace"))

@@ -1,4 +1,4 @@
-"""Shell commands that work on samples, each sample in a folder of its own, several at a time."""
+"""Runs shell commands on samples, each sample in a folder of its own, several at a time."""
 
 import argparse
 import logging
@@ -32,18 +32,18 @@ _failure = partial(failure, subject="the command for ")
 #: How much of the end of a command's output is kept, in bytes.
 KEPT_OUTPUT = 1 << 20
 
-#: How many samples for each place may be ahead of the one whose result is due.
+#: How many samples per thread may be ahead of the one whose result is due.
 _AHEAD = 4
 _CHUNK = 1 << 16
-_MOST_IN_A_PIPE = 1 << 20  # the system's limit for what is read after a command's end
+_MOST_IN_A_PIPE = 1 << 20  # the system's limit: a pipe can hold no more when its command ends
 
-# How often to look for a command's end: where the system does not tell of it, and where it does.
+# How often to check for a command's end: where the system has no pidfd, and where it has one.
 _POLL_SECONDS = 0.02
 _LONG_SECONDS = 3600.0
 _REMOVALS = 30  # a process that has escaped may create a file again between two steps of a removal
 _NAMED = 5  # how many unused files are named
 
-# The latter is a pipeline whose earlier part was stopped because a later one had read enough, as in `pipe:` commands.
+# The latter is the status of a pipeline such as `yes | head`, whose later part had read enough, as in `pipe:` commands.
 _SUCCESS = (0, 128 + signal.SIGPIPE)
 
 
@@ -67,14 +67,14 @@ class _Started:
         self.shell = ShellCommand(process, process.stdout, "")
         self._kept = bytearray()
         self._left_out = 0
-        # A process that has escaped and holds the pipe open cannot hold us up.
+        # A process that has escaped may hold the pipe open: reading must not wait for it.
         os.set_blocking(self.shell.pipe.fileno(), False)
 
     def ends_within(self, seconds: float) -> bool:
-        """Reads until the command has ended, and returns whether that was in time; it is not yet reaped.
+        """Reads output until the command ends; returns whether it ended in time. It is not reaped yet.
 
-        The command's end is known from its pidfd, where the system has one, and not from the end of its output, which a
-        process that it left in the background may hold open.
+        The end shows in the command's pidfd, where the system has one. The end of its output would not do: a background
+        process may hold the pipe open.
         """
         last = time.monotonic() + seconds
         waiting: list[Any] = [self.shell.pipe]
@@ -95,7 +95,7 @@ class _Started:
         return False
 
     def _read(self) -> bool:
-        """Takes a piece of the output, and returns whether there was one."""
+        """Reads a piece of the output; returns whether there was one."""
         data = self.shell.pipe.read(_CHUNK)
         self._kept += data or b""
         if len(self._kept) > 2 * KEPT_OUTPUT:
@@ -104,7 +104,7 @@ class _Started:
         return bool(data)
 
     def output(self) -> bytes:
-        """Returns the end of what the command has written, once it has ended."""
+        """Returns the last part of the command's output, once it has ended."""
         for _ in range(_MOST_IN_A_PIPE // _CHUNK):
             if not self._read():
                 break
@@ -114,7 +114,7 @@ class _Started:
 
 
 class _Running:
-    """The commands that run, and the guard that kills them if this process dies."""
+    """The running commands, and the guard that kills them if this process dies."""
 
     def __init__(self) -> None:
         self.guard = CommandGuard()
@@ -124,7 +124,7 @@ class _Running:
 
     @contextmanager
     def command(self, arguments: list[str], folder: str) -> Iterator[_Started]:
-        """Starts a command in a folder, and kills it at the end if it still runs."""
+        """Starts a command in a folder, and kills it on exit if it is still running."""
         with self._lock:
             if self._is_over:
                 raise RuntimeError("the commands were told to stop")
@@ -140,7 +140,7 @@ class _Running:
             self.guard.remove(started.shell.group)
 
     def stop(self) -> None:
-        """Kills all commands, and lets no other start."""
+        """Kills all commands and prevents new ones."""
         with self._lock:
             self._is_over = True
             for command in self._commands:
@@ -148,33 +148,33 @@ class _Running:
 
 
 class CommandResult(NamedTuple):
-    """What a command made of one sample; None if the sample is lost."""
+    """The samples that a command made of one sample; None if it is lost."""
 
     samples: list[dict[str, Any]] | None
     output: bytes = b""  # to standard output and error
-    error: SampleError | None = None  # even if the samples are taken in spite of it
+    error: SampleError | None = None  # set even if the samples are used in spite of it
     unused: SampleError | None = None  # names the files that belong to no sample
 
 
 class SampleCommand:
-    """A shell command that makes new samples of samples.
+    """A shell command that turns samples into new samples.
 
-    It finds each in its working directory, as `write_folder` writes it, and what is there when it ends is taken, as
-    `read_folder` reads it. It runs in bash with ``pipefail``, or in sh where there is no bash, with an empty standard
-    input; whatever it leaves in the background is killed, unless it has made a session of its own.
+    `write_folder` puts a sample into the command's working directory, and `read_folder` reads what is there when it
+    ends. The command runs in bash with ``pipefail``, or in sh where there is no bash, with an empty standard input.
+    Processes that it leaves in the background are killed, unless they have started a session of their own.
     """
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         if is_secure():
             raise UnsafeDataError("a command would run for each sample, which WDS_SECURE=1 forbids")
         if bool(arguments.shell_command.strip()) == (arguments.script is not None):
-            raise UsageError("there must be a command that is not empty, or a script, and not both")
+            raise UsageError("expected either a command that is not empty, or a script")
         log_field: str | None = arguments.log_field
         if log_field is not None:
             with usage_checked():
                 check_field(log_field, None, lowercase=False)
             if is_metadata(log_field):
-                raise UsageError(f"field {log_field!r} for the command's output is metadata, which no shard holds")
+                raise UsageError(f"field {log_field!r} for the command's output is metadata, which shards do not hold")
         bash = shutil.which("bash")
         shell = [bash, "-o", "pipefail"] if bash else ["/bin/sh"]
         if arguments.script is None:
@@ -182,16 +182,17 @@ class SampleCommand:
         else:
             path = Path(arguments.script).absolute()
             self._command = [*shell, str(path)]
-            path.open("rb").close()  # fails now, and not once for every sample
+            path.open("rb").close()  # fails now instead of once per sample
         self._arguments = arguments
 
     def run(self, samples: Iterable[Mapping[str, Any]]) -> Generator[CommandResult, None, None]:
-        """Yields a result for each sample, a bounded number of which is read ahead; closing it kills the commands."""
+        """Yields a result per sample, reading a bounded number ahead; closing the generator kills the commands."""
         running = _Running()
         pending: list[Future[CommandResult]] = []
         pool = ThreadPoolExecutor(self._arguments.parallel, thread_name_prefix="sample-command")
         try:
             for sample in samples:
+                # with 2 threads at most 8 samples are in memory: after each, all but 7 must be done and yielded
                 pending.append(pool.submit(self._work, sample, running))
                 yield from self._results(pending, _AHEAD * self._arguments.parallel - 1)
             yield from self._results(pending, 0)
@@ -201,7 +202,7 @@ class SampleCommand:
             running.guard.close()
 
     def _results(self, pending: list[Future[CommandResult]], most: int) -> Iterator[CommandResult]:
-        """Yields the results that are ready, and waits while there are more than `most` to come."""
+        """Yields the results that are ready, and waits while more than `most` are pending."""
         while pending:
             due = pending if self._arguments.unordered else pending[:1]
             if len(pending) <= most and not any(future.done() for future in due):
@@ -211,7 +212,7 @@ class SampleCommand:
             yield ready.result()
 
     def _work(self, sample: Mapping[str, Any], running: _Running) -> CommandResult:
-        """Does one sample, in a thread of the pool."""
+        """Runs the command on one sample, in a thread of the pool."""
         timeout, log_field = self._arguments.timeout, self._arguments.log_field
         output, failed, unused = b"", None, None
         with _temporary_folder(self._arguments.tmpdir) as name:
@@ -219,9 +220,11 @@ class SampleCommand:
                 write_folder(sample, Path(name))
                 with running.command(self._command, name) as command:
                     if not command.ends_within(math.inf if timeout is None else timeout):
-                        what = f"took longer than {timeout:g} s and was killed with all that it had started"
+                        what = f"took longer than {timeout:g} s and was killed with everything it had started"
                         failed = _failure(sample, what)
                         command.shell.kill()
+                    # Wait before reading the last output and the folder: `wait` also kills the command's background
+                    # processes, which could still write to both.
                     status = command.shell.wait()
                     output = command.output()
                 if failed is None and status not in _SUCCESS:
@@ -238,7 +241,7 @@ class SampleCommand:
         if others:
             files = counted(len(others), "file that belongs", "files that belong")
             shown = ", ".join(map(repr, others[:_NAMED])) + (", ..." if len(others) > _NAMED else "")
-            what = f"left {files} to no sample: {shown}. A field is a file 'sample.FIELD', of one more sample "
+            what = f"left {files} to no sample: {shown}. A field is a file 'sample.FIELD', or for an additional sample "
             what += "'sample-NAME.FIELD' or 'NAME/sample.FIELD'. Rename such files, or delete them"
             unused = _failure(sample, what)
         return CommandResult(made, output, failed, unused)
@@ -256,4 +259,4 @@ def _temporary_folder(parent: str | None) -> Iterator[str]:
             if not os.path.lexists(made.name):
                 break
         else:
-            logger.warning("cannot remove the folder %s: perhaps a command has left a process that writes", made.name)
+            logger.warning("cannot remove the folder %s: perhaps a process that escaped still writes there", made.name)

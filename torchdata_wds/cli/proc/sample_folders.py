@@ -1,8 +1,8 @@
-"""Samples as folders of files: what a program works on, and what it has made of them.
+"""Samples as folders of files, which a program reads and changes.
 
 The field ``jpg`` is the file ``sample.jpg``, and ``sample.__key__`` holds the key. Files such as ``sample-000001.jpg``
-are one more sample for each number or name after the dash, and so is a subfolder with such files. Every other file is
-reported, so that nothing a program has made is lost silently.
+are an additional sample for each number or name after the dash, and so is a subfolder with such files. Every other file
+is reported, so that nothing the program made is lost silently.
 """
 
 import errno
@@ -20,21 +20,21 @@ from torchdata_wds.pipes.samples.field_specs import name_sample
 _PREFIX = "sample."
 _KEY = "__key__"
 
-# `tarp proc -m` has numbers of six digits after the dash; any name without a dot will do.
+# `tarp proc -m` writes six digits after the dash; any name without a dot is accepted.
 _FILE = re.compile(r"sample(?:-([^.]+))?\.(.+)", re.DOTALL)
 
-# What file systems say of names that they do not take; the second where case makes no difference.
+# Errors of file systems for names that they refuse; EEXIST is from those that ignore case.
 _NO_NAME = {errno.ENAMETOOLONG, errno.EEXIST, errno.EILSEQ, errno.EINVAL}
 
 
 def failure(sample: Mapping[str, Any], what: str, field: str | None = None, *, subject: str = "") -> SampleError:
-    """Makes an error about a sample, which is named with its shard."""
+    """Returns an error that names a sample and its shard."""
     name, place = name_sample(sample)
     return SampleError(f"{subject}{name} {what}", **place, field=field)
 
 
 def write_folder(sample: Mapping[str, Any], folder: Path) -> None:
-    """Writes a sample's key, and its fields but ``__url__`` and the like, into files of an empty folder."""
+    """Writes a sample's key and fields (not ``__url__`` and the like) to files in an empty folder."""
     key = sample[_KEY]
     files = {_KEY: key.encode("utf-8", "surrogatepass")}
     for field, value in sample.items():
@@ -55,19 +55,19 @@ def write_folder(sample: Mapping[str, Any], folder: Path) -> None:
 
 
 def read_folder(folder: Path, sample: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Reads the samples that a sample has become in its folder, and lists the paths of files that belong to none.
+    """Reads the samples that a program made in a sample's folder, and lists the paths of files that belong to none.
 
-    First comes the sample of ``sample.*``, then those of ``sample-NAME.*`` in the order of their numbers or names, then
-    the same of each subfolder by name. ``__key__`` is what ``sample.__key__`` or ``sample-NAME.__key__`` says, without
-    a line feed at its end, or else the old key followed by ``/SUBFOLDER`` and ``/NAME``. ``__url__`` is the old one.
-    Files belong to no sample if they have other names or are in deeper folders, and so does a key without fields,
-    except that of the folder itself.
+    The sample of ``sample.*`` comes first, then those of ``sample-NAME.*`` in the order of their numbers or names, then
+    the same for each subfolder by name. ``__key__`` is the content of ``sample.__key__`` or ``sample-NAME.__key__``
+    without a trailing line feed, or else the old key followed by ``/SUBFOLDER`` and ``/NAME``; ``__url__`` stays. Files
+    with other names or in deeper folders belong to no sample. Neither does a key without fields, except that of the
+    folder itself.
     """
     samples: list[dict[str, Any]] = []
     others: list[str] = []
     url = {"__url__": sample["__url__"]} if "__url__" in sample else {}
     places = [""]
-    for place in places:  # the folder itself, which adds its subfolders
+    for place in places:  # grows on the way: the first place is the folder itself, which adds its subfolders
         subfolders: list[str] = []
         found: dict[str, dict[str, bytes]] = {}
         for entry in _entries(folder / place, sample):
@@ -128,7 +128,7 @@ def _files_below(folder: Path, place: str) -> Iterator[str]:
 
 
 def _read_file(entry: os.DirEntry[str], field: str, sample: Mapping[str, Any]) -> bytes:
-    """Reads a file up to its present size: a process that escaped may still write to it, or replace it by a link."""
+    """Reads a file up to its current size: a process that escaped may still write to it, or replace it with a link."""
     has = f"has a file {entry.name!r}"
     if field != _KEY and is_metadata(field):
         raise failure(sample, f"{has}, whose field is metadata that shards do not hold", field)

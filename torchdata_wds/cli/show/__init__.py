@@ -1,4 +1,4 @@
-"""Show samples: as text, or their images as a contact sheet or a page.
+"""Show samples as text, or their images as a contact sheet or a web page.
 
 wds show -c 2 train-000000.tar
 wds show -f "jpg cls" --out sheet.png 'train-{000000..000003}.tar'
@@ -34,7 +34,7 @@ _WIDTH, _SIZE = 80, 160
 _MOST_THREADS = 8
 _REASON = 400  # characters of a reason that a tile may have room for
 
-# The page itself forbids whatever a mistake here might let through.
+# The page itself forbids scripts and remote content, in case a mistake here lets one through.
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 _STYLE = """
 body { margin: 1.5em; font: 14px/1.4 system-ui, sans-serif; color: #141414; background: #fff }
@@ -54,13 +54,14 @@ td.value { overflow-wrap: anywhere } .damaged { color: #960000 }
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_input_arguments(parser, parts=False)
     outputs.add_field_arguments(parser)
-    add_count(parser, f"{_TEXTS}, and {_PICTURES} with --out")
-    option(parser, "-w --width", "N", f"longest value ({_WIDTH} characters)", positive_number, default=_WIDTH)
+    add_count(parser, f"{_TEXTS}, or {_PICTURES} with --out")
+    text = f"at most N characters of each value (default: {_WIDTH})"
+    option(parser, "-w --width", "N", text, positive_number, default=_WIDTH)
     group = parser.add_argument_group("pictures")
     text = "x.png or x.jpg: a contact sheet of the images, with the other fields of --fields below them; x.html: "
-    option(group, "-o --out", "FILE", text + "a page of all", outputs.one_output, dest="output", default=STDIN)
-    option(group, "--columns", "N", "of the sheet (8)", positive_number, default=8)
-    text = f"longest side of an image ({_SIZE} pixels); 0, for a page, keeps their own sizes"
+    option(group, "-o --out", "FILE", text + "a page of everything", outputs.one_output, dest="output", default=STDIN)
+    option(group, "--columns", "N", "columns of the sheet (default: 8)", positive_number, default=8)
+    text = f"longest side of an image in pixels (default: {_SIZE}); 0, for a page, keeps their own sizes"
     option(group, "--size", "N", text, whole_number, default=_SIZE)
     add_force(group)
 
@@ -81,7 +82,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _kind(arguments: argparse.Namespace) -> str:
-    """Returns the suffix, which says what is drawn; "" for text."""
+    """Returns the suffix, which decides what is drawn; "" for text."""
     if arguments.output == STDIN:
         return ""
     shown = mask_url(arguments.output)
@@ -95,7 +96,7 @@ def _kind(arguments: argparse.Namespace) -> str:
 
 
 class SampleSummary(NamedTuple):
-    """One sample, whose shard is as it may be shown; the pictures among its fields are drawn."""
+    """One sample: its key, its shard with secrets masked, and its fields."""
 
     key: str
     shard: str
@@ -127,8 +128,9 @@ class Showing:
             for sample, fields in summarized:
                 self._damaged += sum(field.is_damaged for field in fields)
                 yield SampleSummary(sample["__key__"], mask_url(sample["__url__"]), fields)
-            is_over = True  # the next sample counts whatever fields it has
-            # one sample more is read, unless the user chose the end, or damage after it would be reported
+            # Try to read one more sample, with whichever fields, to say that more follow; not if the user chose the
+            # count, nor with --errors skip, which would report damage after the end.
+            is_over = True
             if count is None and arguments.errors == "stop":
                 with suppress(WdsError, OSError):  # damage after the end does not matter here
                     self._is_more = next(samples, None) is not None
@@ -158,7 +160,7 @@ def _sheet(showing: Showing, arguments: argparse.Namespace, form: str) -> Iterat
     tiles: list[Tile] = []
     count = 0
     for count, sample in enumerate(showing.samples(), 1):  # noqa: B007 - for the message below
-        # without --fields there may be anything, and only images are drawn
+        # without --fields, only images are drawn: the other fields may be anything
         others = [] if arguments.fields is None else [field for field in sample.fields if not field.is_image]
         labels = [f"{field.field}: {field.text}" for field in others]
         for field in sample.fields:

@@ -41,6 +41,8 @@ def draw_sheet(tiles: Sequence[Tile], *, columns: int = 8, size: int = 160) -> I
     """Draws an RGB contact sheet of images whose longest side is `size`, at most `columns` in a row."""
     columns = min(columns, len(tiles))
     labels = [_label_lines(tile.labels, max(size, _NARROWEST)) for tile in tiles]
+    # All tiles have the height of the one with the most labels: the tenth of a sheet with 8 columns is then number 9,
+    # in column 9 % 8 = 1 and row 9 // 8 = 1.
     lines = max(map(len, labels))
     width, height = _room(size, lines)
     sheet = Image.new("RGB", sheet_size(len(tiles), columns=columns, size=size, lines=lines), _PAPER)
@@ -64,6 +66,7 @@ def sheet_size(count: int, *, columns: int = 8, size: int = 160, lines: int = 0)
 
 def _room(size: int, lines: int) -> tuple[int, int]:
     """Returns width and height of a tile, with the gap to the next."""
+    # below the image, key and note come first: without labels, 160 pixels need 168 x (160 + 2 * 17 + 2 * 8) = 168 x 210
     return max(size, _NARROWEST) + _GAP, size + (2 + lines) * _LINE + 2 * _GAP
 
 
@@ -129,7 +132,8 @@ def _wrap(text: str, font: FreeTypeFont, width: int, most: int) -> list[str]:
 
 
 def _most(count: int, fits: Callable[[int], bool]) -> int:
-    """Returns the largest number up to a count that fits: all smaller ones fit too."""
+    """Returns the largest number up to a count that fits, or 0; if one fits, so must all smaller ones."""
+    # numbers 1 to 5 of which 3 fit are False, False, False, True, True here: the first True is at place 3
     return bisect.bisect_left(range(1, count + 1), True, key=lambda number: not fits(number))
 
 

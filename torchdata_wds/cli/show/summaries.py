@@ -1,4 +1,4 @@
-"""Samples in a few words: what each field holds, for people who look into shards."""
+"""Summaries of samples: what each field holds, in a few words."""
 
 import json
 from collections import deque
@@ -24,7 +24,7 @@ from torchdata_wds.format.samples.names import is_metadata
 
 _SHOWN_BYTES = 24
 _LONGEST_ITEM = 200
-_DEPTH = 8  # what torch and cbor load may even contain itself
+_DEPTH = 8  # a value from torch or cbor may even contain itself
 _DIGITS = 40
 # Modes that can be reduced before their colours are converted, and how much larger the cheap first step leaves them.
 _SMOOTH = frozenset(["L", "RGB", "RGBA", "CMYK", "YCbCr"])
@@ -156,7 +156,7 @@ def summarize(value: Any, width: int = 80) -> str:
 
 
 def _pieces(value: Any, depth: int) -> Iterator[str]:
-    """Yields the summary bit by bit, so that no more of a large value is read than is shown."""
+    """Yields the summary piece by piece, so that no more of a large value is read than is shown."""
     is_mapping = isinstance(value, Mapping)
     if not is_mapping and (not isinstance(value, Sequence) or isinstance(value, str | bytes)):
         yield _atom(value)
@@ -200,7 +200,7 @@ def _range(value: Any) -> str:
     """Returns the smallest and the largest number of an array or tensor."""
     try:
         if value.nbytes > DEFAULT_MAX_BYTES:
-            return ""  # a small file can name a tensor that repeats one number as often as it likes
+            return ""  # a small file can hold a tensor that repeats one number any number of times
         if not isinstance(value, np.ndarray):
             value = value.detach()
             value = (value.float() if value.is_floating_point() else value).numpy()

@@ -3,7 +3,7 @@
 wds sort train-000000.tar -k cls --type int -o by-class.tar
 wds sort 'train-*.tar' --type shuffle --seed 1 --memory 100MB -o shuffled.tar
 
-What does not fit goes to files without a name, as sorted runs, which are merged.
+What does not fit in memory goes to unnamed temporary files as sorted runs, which are then merged.
 """
 
 import argparse
@@ -39,7 +39,7 @@ _Run = tuple[int, int]  # where the blocks of a run start and stop in their file
 _value_of = itemgetter(0)
 _INTEGER = re.compile(rb"[+-]?[0-9]+")
 _SHOWN = 40
-_BUFFER = 16 << 10  # samples are read from random places, so that most of what is read ahead is wasted
+_BUFFER = 16 << 10  # small: samples are read from random places, so that most of a larger buffer would be wasted
 _MOST_RUNS = 1000
 _SMALLEST_BLOCK, _LARGEST_BLOCK = 4 << 10, 1 << 20
 _PER_SAMPLE, _PER_FIELD = 320, 48  # what a sample, and each of its fields, takes in memory besides its bytes
@@ -48,15 +48,15 @@ _PER_SAMPLE, _PER_FIELD = 320, 48  # what a sample, and each of its fields, take
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_input_arguments(parser)
     option(parser, "-k --key", "FIELD", "the field to sort by (default: __key__)", default="__key__")
-    text = "compare bytes, integers or numbers, or give an order that looks random (default: text)"
+    text = "compare bytes, integers or numbers, or shuffle (default: text)"
     choice(parser, "--type", get_args(SortType), text, "text")
     add_seed(parser, "--type shuffle")
-    flag(parser, "--reverse", "the largest first; equal ones keep their order")
-    text = "a sample without the field: stop, leave it out, or put it last (default: error)"
+    flag(parser, "--reverse", "largest first; equal samples keep their order")
+    text = "if the field is missing: stop, leave the sample out, or put it last (default: error)"
     choice(parser, "--missing", get_args(MissingValue), text, "error")
-    text = "how much to keep in memory; more goes to temporary files (default: 1GiB)"
+    text = "memory to use; what does not fit goes to temporary files (default: 1GiB)"
     option(parser, "--memory", "SIZE", text, byte_size, default=float(1 << 30))
-    option(parser, "--tmpdir", "FOLDER", "where the temporary files go (default: the system's)")
+    option(parser, "--tmpdir", "FOLDER", "folder for the temporary files (default: the system's)")
     outputs.add_output_arguments(parser)
 
 
@@ -80,11 +80,11 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 class SortKey:
-    """Returns what samples are sorted by. One object serves one sort, whose samples it counts.
+    """Computes the value that a sample is sorted by; each sort needs its own object, which counts its samples.
 
-    Of several fields separated by ``;`` the first that is there has the value. ``"text"`` compares bytes, which for
-    UTF-8 is the order of code points. ``"shuffle"`` gives an order that looks random and depends only on the seed and
-    each sample's value and ``__key__``; samples that share both are told apart by their number in the stream.
+    Of several fields separated by ``;``, the first that exists is used. ``"text"`` compares bytes, which for UTF-8 is
+    the order of code points. ``"shuffle"`` orders by a hash of the seed and of each sample's value and ``__key__``;
+    samples that share both are distinguished by their number in the stream.
     """
 
     def __init__(self, arguments: argparse.Namespace, seed: int) -> None:
@@ -115,7 +115,7 @@ class SortKey:
             which, place = name_sample(sample)
             what = f"{which} cannot be sorted by field {field!r}, which is {error}: found {found[:_SHOWN]!r}{rest}"
             raise DecodingError(f"{what}. Sort it as text, or leave such samples out", **place, field=field) from error
-        if self._seeded is not None:  # the place is the digest of value and key, then that of the sample's number
+        if self._seeded is not None:  # order by the digest of value and key, then by that of the sample's number
             own, numbered = self._seeded.copy(), self._seeded.copy()
             # the length keeps value "ab" with key "c" apart from "a" with "bc"
             own.update(b"%d:%b%b" % (len(data), data, _as_bytes(sample.get("__key__", ""))))
@@ -135,7 +135,7 @@ def _read_int(data: bytes) -> int | Decimal:
         raise ValueError("not an integer, such as 7 or -1")
     try:
         return int(digits)
-    except ValueError:  # more digits than int() takes, whose time grows with their square
+    except ValueError:  # more digits than int() accepts, because its time grows with their square
         return Decimal(digits.decode())
 
 
@@ -146,7 +146,7 @@ def _read_float(data: bytes) -> float:
     except ValueError:
         raise ValueError("not a number, such as 0.5 or -1e3") from None
     if math.isnan(number):
-        raise ValueError("not a number that has a place in an order")
+        raise ValueError("not a number that can be ordered")
     return number
 
 
@@ -163,11 +163,11 @@ def sort_samples(
     memory: float = 1 << 30,
     folder: str | os.PathLike[str] | None = None,
 ) -> Generator[Sample, None, None]:
-    """Sorts samples by their values, in a given amount of memory. Samples with the same value keep their order.
+    """Sorts samples by their values in bounded memory. Samples with equal values keep their order.
 
-    All are read before the first is yielded. What does not fit into memory goes to temporary files, three at most. They
-    have no name, so that nothing is left of them however the process ends, and take the space of the samples once;
-    small samples in very many runs take it twice. A sample that is larger than the memory is sorted too.
+    All samples are read before the first is yielded. What does not fit in memory goes to at most three temporary files.
+    They have no name, so that nothing is left of them however the process ends, and take as much space as the samples,
+    or twice that for small samples in very many runs. A sample that is larger than the memory is sorted too.
     """
     with closing(_Runs(folder, memory, reverse)) as runs:
         held: list[Entry] = []
@@ -189,13 +189,13 @@ def sort_samples(
 
 
 def _size_of(value: Any, sample: Sample) -> int:
-    """Estimates what a sample takes in memory, with its value."""
+    """Estimates the memory that a sample and its value take."""
     parts = value if isinstance(value, tuple) else (value,)
     return _PER_SAMPLE + _PER_FIELD * len(sample) + sum(map(getsizeof, parts)) + sum(map(len, sample.values()))
 
 
 class _TemporaryFile:
-    """Objects in a file without a name, which no other process can change: first all are put in, then taken out."""
+    """Pickled objects in an unnamed file, which no other process can change; all are written before any is read."""
 
     def __init__(self, folder: str | os.PathLike[str] | None) -> None:
         self._folder = folder
@@ -219,7 +219,7 @@ class _TemporaryFile:
         return place
 
     def get(self, place: int) -> tuple[Any, int]:
-        """Reads an object and returns the place after it too."""
+        """Reads an object; returns it and the place after it."""
         with self._explained():
             self._file.seek(place)
             return pickle.load(self._file), self._file.tell()
@@ -235,17 +235,18 @@ class _TemporaryFile:
             yield
         except OSError as error:
             place = tempfile.gettempdir() if self._folder is None else os.fspath(self._folder)
-            what = f"samples that are being sorted cannot be kept in a temporary file in {place}"
-            cure = "Give it a folder with room for them, or more memory"
+            what = f"samples cannot be stored in a temporary file in {place} while they are sorted"
+            cure = "Choose a folder with more room, or allow more memory"
             raise OSError(error.errno, f"{what}: {error.strerror or error}. {cure}") from error
 
 
 class _Runs:
     """Sorted runs of samples.
 
-    A run consists of blocks, lists of entries, and a merge holds one block of each run in memory. A sample that is
-    large for a block goes to another file, and its entry has its place there: it is read when it is yielded, and the
-    passes of a merge do not move it.
+    A run is a series of blocks (lists of entries), and a merge holds one block of each run in memory. For example, 10
+    GiB of samples sorted in 1 GiB are ten runs of blocks of 1 MiB, and the merge takes about 10 MiB. A sample that is
+    large for a block (256 KiB here) goes to another file, and its entry holds its place there: merges pass on only that
+    number, and the sample is read when it is yielded.
     """
 
     def __init__(self, folder: str | os.PathLike[str] | None, memory: float, reverse: bool) -> None:
@@ -279,11 +280,11 @@ class _Runs:
             file.close()
 
     def _most_runs(self) -> int:
-        # with 1 GiB and blocks of 1 MiB, 1000 runs; a run with a block of 2 MiB halves that
+        # one block of each run must fit: 1 GiB has room for 1000 (the limit) of 1 MiB, or 512 if the widest has 2 MiB
         return max(2, min(_MOST_RUNS, int(self._memory // self._widest)))
 
     def _merge_groups(self) -> None:
-        """Merges neighbouring runs into fewer ones, in a new file."""
+        """Merges neighbouring runs into fewer ones, in a new file: 2500 become 3 where 1000 can be merged at a time."""
         before, self._files[1] = self._files[1], _TemporaryFile(self._folder)
         most = self._most_runs()
         groups = [self.runs[start : start + most] for start in range(0, len(self.runs), most)]
@@ -291,7 +292,7 @@ class _Runs:
             self.runs = [self._write(self._merge(group, before), self._files[1]) for group in groups]
 
     def _merge(self, runs: Iterable[_Run], file: _TemporaryFile) -> Iterator[Entry]:
-        # of entries with the same value, the merge takes those of an earlier run first
+        # the sort is stable: of equal values, heapq.merge takes those of an earlier run first, also in reverse
         return heapq.merge(*map(file.entries, runs), key=_value_of, reverse=self._reverse)
 
     def _write(self, entries: Iterable[Entry], file: _TemporaryFile) -> _Run:

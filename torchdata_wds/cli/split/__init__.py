@@ -38,10 +38,10 @@ _PLACES = ("path", "name", "folder", "shard", "count")
 _HAS_NUMBER = re.compile(r"%0?\d*d|\{shard")
 _PLACE = "{shard:06d}"
 _PLAIN = ".tar"
-_DIGITS = "123456789" * 3  # a number that stands in no other place of a name
+_DIGITS = "123456789" * 3  # a number that occurs nowhere else in a name
 _STDERR = 2
 
-# An escaped character, a quoted string, a quote that is not closed, a variable, a place.
+# An escaped character, a quoted string, an unclosed quote, a variable, a placeholder.
 _TOKEN = re.compile(
     r"\\.|(?P<quoted>'[^']*'|\"(?:\\.|[^\"\\])*\")|(?P<open>['\"])|\$\{\w*|\{(?P<name>[a-z_]+)\}", re.DOTALL
 )
@@ -49,16 +49,16 @@ _TOKEN = re.compile(
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_input_arguments(parser)
-    option(parser, "-n --count", "N", "samples in a shard (default: 100000)", positive_number, default=100_000)
-    text = "the most bytes of a shard before compression, headers counted (default: 1e9)"
+    option(parser, "-n --count", "N", "samples per shard (default: 100000)", positive_number, default=100_000)
+    text = "at most this many bytes per shard, before compression and with headers (default: 1e9)"
     option(parser, "-s --size", "BYTES", text, command.byte_size, default=1e9)
-    text = "NAME gives NAME-000000.tar and so on; or a pattern with %%06d or {shard:06d}"
+    text = "writes NAME-000000.tar and so on; NAME can also be a pattern with %%06d or {shard:06d}"
     option(parser, "-o --output", "NAME", text, required=True)
-    option(parser, "--start", "N", "number of the first, or 'next'", _first_number, default=0)
+    option(parser, "--start", "N", "number of the first shard, or 'next' after existing ones", _first_number, default=0)
     option(parser, "--max-shards", "N", "stop when N shards are full", positive_number)
-    text = "run this by sh for each finished shard, with {path}, {name}, {folder}, {shard} (the number), {count}"
+    text = "run COMMAND in sh for each finished shard, with {path}, {name}, {folder}, {shard} (the number), {count}"
     option(parser, "--post", "COMMAND", text)
-    flag(parser, "--delete", "remove each shard for which --post has succeeded")
+    flag(parser, "--delete", "remove each shard after --post has succeeded")
     command.add_writing(parser)
 
 
@@ -68,13 +68,15 @@ def _first_number(text: str) -> int | str:
 
 def _run(arguments: argparse.Namespace) -> int:
     if arguments.delete and arguments.post is None:
-        raise UsageError("--delete removes shards for which --post has succeeded, and needs it")
+        raise UsageError("--delete removes each shard after --post has succeeded, so it needs --post")
     reader = SampleReader(arguments, hidden=not stdout_is_apart())  # paths are printed
     finished = Finished(arguments)
     start, stop = finished.next_number, finished.next_number + (arguments.max_shards or math.inf)
+    # Only with --force could an output replace an input, perhaps before it is read: refuse if the inputs include a
+    # shard that this run may write, from `start` up to `stop` (infinity without --max-shards).
     for url in reader.urls if arguments.force else ():
         if (number := number_of(finished.names, url)) is not None and start <= number < stop:
-            raise UsageError(f"{storage.mask_url(url)} is read, and must not be replaced: give the output another name")
+            raise UsageError(f"{storage.mask_url(url)} is read, and must not be replaced: choose another output name")
     with usage_checked():
         writer = ShardWriter(
             finished.names,
@@ -92,21 +94,21 @@ def _run(arguments: argparse.Namespace) -> int:
     try:
         with writer, closing(iter(reader)) as samples:
             used = _write(samples, arguments.rekey, writer, reader)
-            is_full = writer.is_full  # before the last shard is closed, whatever is in it
+            is_full = writer.is_full  # asked before the writer closes its last shard, full or not
     finally:
         samples_and_bytes = f"{counted(finished.samples, 'sample')} and {counted(finished.bytes, 'byte')}"
         say(f"finished {counted(finished.shards, 'shard')} with {samples_and_bytes}")
     if is_full:
         say(
-            f"stopped after {counted(finished.shards, 'shard')}, as --max-shards asks for, without looking for more "
-            f"samples. To go on: --start {finished.next_number} --slice {_rest(arguments.slice, used)}"
+            f"stopped after {counted(finished.shards, 'shard')} because of --max-shards, without looking for more "
+            f"samples. To continue: --start {finished.next_number} --slice {_rest(arguments.slice, used)}"
         )
         if arguments.rekey is not None and "{key" not in arguments.rekey.pattern:
-            say("--rekey will number them from 0 again: give its pattern another beginning, or keys come twice")
-    with suppress(ValueError, WdsError):  # there is no folder to look into
+            say("--rekey will number them from 0 again: change the start of its pattern, or keys will come twice")
+    with suppress(ValueError, WdsError):  # the folder cannot be listed
         if (last := finished.names.next_number() - 1) >= finished.next_number:
             name = storage.mask_url(finished.names.name(last))
-            say(f"shards with higher numbers were there before, and are as they were, up to {name}")
+            say(f"shards with higher numbers existed before and are unchanged, up to {name}")
     return reader.finish()
 
 
@@ -125,7 +127,7 @@ class Finished:
         self._has_index = arguments.index
 
     def __call__(self, shard: ShardInfo) -> None:
-        """Takes one shard; raises ChildProcessError if the command fails, ShardOpenError if it cannot be removed."""
+        """Handles one shard; raises ChildProcessError if the command fails, ShardOpenError if it cannot be removed."""
         number, self.next_number = self.next_number, self.next_number + 1
         self.shards += 1
         self.samples += shard.count
@@ -133,7 +135,7 @@ class Finished:
         try:
             write_line(os.fsencode(shard.path))
             sys.stdout.flush()
-        except BrokenPipeError:  # samples are written even if nobody reads the paths
+        except BrokenPipeError:  # samples are still written if the reader of the paths goes away
             discard_output()
         if self._hook is not None:
             folder, name = posixpath.split(shard.path)
@@ -165,7 +167,7 @@ def _write(
 
 
 def _rest(part: slice | None, used: int) -> str:
-    """Returns the ``--slice`` of the samples that were not used: of ``0:12:2`` and 3 used ones, ``6:12:2``."""
+    """Returns the ``--slice`` of the samples that were not used: after 3 samples of ``0:12:2``, ``6:12:2``."""
     part = part or slice(None)
     step = part.step or 1
     text = f"{(part.start or 0) + used * step}:{'' if part.stop is None else part.stop}"
@@ -175,15 +177,15 @@ def _rest(part: slice | None, used: int) -> str:
 def numbered_pattern(name: str, compress: str | None = None) -> str:
     """Turns a name into a pattern for `ShardNames`; a pattern stays as it is.
 
-    A number of six digits goes to the end, or before a shard's suffix; in a folder (``out/``) it is the whole name. A
-    name without such a suffix gets one that says how the shards are compressed.
+    A number of six digits is added at the end, or before a shard's suffix; in a folder (``out/``) it is the whole name.
+    A name without such a suffix gets one that fits the compression.
 
     Example:
         >>> numbered_pattern("out/train"), numbered_pattern("train.tar.zst"), numbered_pattern("out/", "gz")
         ('out/train-{shard:06d}.tar', 'train-{shard:06d}.tar.zst', 'out/{shard:06d}.tar.gz')
     """
     if name in (STDIN, ""):
-        raise ValueError(f"numbered shards need a name, as 'train', or a pattern, as 'train-%06d.tar', not {name!r}")
+        raise ValueError(f"numbered shards need a name like 'train' or a pattern like 'train-%06d.tar', not {name!r}")
     if _HAS_NUMBER.search(name) or scheme_of(name) == "pipe":
         return name
     suffix = max((known for known in SHARD_SUFFIXES if name.endswith(known)), key=len, default="")
@@ -195,7 +197,9 @@ def numbered_pattern(name: str, compress: str | None = None) -> str:
 
 
 def number_of(names: ShardNames, url: str) -> int | None:
-    """Returns the number of the shard that would replace a file, however both are written; None if none would."""
+    """Returns the number of the shard that would replace a file, or None; paths may differ in spelling."""
+    # A number with digits that occur nowhere else shows what is before and after it: out/x-123...789.tar has out/x- and
+    # .tar, so out/x-000012.tar may be shard 12. Naming that shard checks it: out/x-12.tar is not shard 12 here.
     before, _, after = _place(names.name(int(_DIGITS))).partition(_DIGITS)
     for place in {_place(url), _place(str(Path(local_path(url)).resolve()) if is_local(url) else url)}:
         digits = place[len(before) : len(place) - len(after)]
@@ -214,10 +218,10 @@ def _place(url: str) -> str:
 
 
 class HookCommand:
-    """A command for ``/bin/sh`` with places for values, each of which becomes one word, whatever is in it.
+    """A command for ``/bin/sh`` with placeholders; each value becomes one word, regardless of its content.
 
-    Places are written as ``{path}``, outside of quotes. Standard input is empty, and what the command writes to
-    standard output goes to standard error.
+    Placeholders are written as ``{path}``, outside of quotes. The command's standard input is empty, and its standard
+    output goes to standard error.
     """
 
     def __init__(self, template: str, names: Collection[str]) -> None:
@@ -229,20 +233,20 @@ class HookCommand:
                 raise ValueError(f"{template!r} has a quote that is not closed: {template[found.start() :]!r}")
             inside = next((name for name in names if f"{{{name}}}" in (found["quoted"] or "")), None)
             if inside is not None:
-                what = f"{{{inside}}} stands inside quotes in {template!r}"
-                raise ValueError(f"{what}: leave them out, it is quoted already")
+                what = f"{{{inside}}} is inside quotes in {template!r}"
+                raise ValueError(f"{what}: remove the quotes, values are quoted automatically")
             if found["name"] is not None and found["name"] not in names:
                 there = ", ".join(f"{{{known}}}" for known in names)
                 raise ValueError(f"{template!r} has an unknown place {found[0]}: there are {there}")
 
     def fill(self, values: Mapping[str, object]) -> str:
-        """Puts values into the places."""
+        """Replaces the placeholders with values."""
         return _TOKEN.sub(
             lambda found: found[0] if found["name"] is None else shlex.quote(str(values[found["name"]])), self._template
         )
 
     def run(self, values: Mapping[str, object]) -> None:
-        """Runs the command and waits for it; an exception meanwhile, as at Ctrl-C, kills it with all it started."""
+        """Runs the command and waits for it; an exception, as after Ctrl-C, kills it and everything it started."""
         filled = self.fill(values)
         words = ["/bin/sh", "-c", filled]
         process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=_STDERR, start_new_session=True)

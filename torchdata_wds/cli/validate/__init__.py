@@ -1,4 +1,4 @@
-"""Read everything, report every damage and oddity with its place, and write the good samples.
+"""Read everything, report all damage and oddities with their place, and write the good samples.
 
 wds validate --decode 'train-{000000..000003}.tar'
 wds validate damaged.tar --fix repaired.tar
@@ -37,15 +37,15 @@ _Items = Iterator[dict[str, Any] | Finding]
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_input_arguments(parser, slices=False, errors=False)
-    flag(parser, "--decode", "decode each field too: images, media, no pickles")
-    flag(parser, "--strict", "exit with 1 at warnings as well")
-    flag(parser, "--json", "a JSON object a line, the summary last")
-    text = f"show N findings of a kind and shard, and count the others (default: {_MOST})"
+    flag(parser, "--decode", "also decode each field: images and media, but no pickles")
+    flag(parser, "--strict", "exit with 1 on warnings too")
+    flag(parser, "--json", "one JSON object per line, the summary last")
+    text = f"show N findings of each kind per shard, and count the others (default: {_MOST})"
     option(parser, "--most", "N", text, command.whole_number, default=_MOST)
     command.add_parallel(parser, "read N shards at once, in processes")
     group = parser.add_argument_group("repair")
     text = (
-        "write the good samples: to one archive, or one for each shard: 'folder/', or a name with {name} (the "
+        "write the good samples to one archive, or to one per shard: 'folder/', or a name with {name} (the "
         "shard's, without .tar and the like) or {shard:06d} (its number)"
     )
     option(group, "--fix", "OUT", text)
@@ -55,7 +55,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     if arguments.fix is None and (arguments.force or arguments.rekey is not None):
-        raise UsageError("--force and --rekey are about the archive that --fix writes")
+        raise UsageError("--force and --rekey need --fix, for whose archive they are")
     listed = list_all_inputs(arguments)
     urls = part_of(listed, arguments.part)
     rules = ValidationRules(
@@ -97,7 +97,7 @@ class Results:
         self._arguments = arguments
 
     def take(self, report: ShardReport) -> None:
-        """Adds the findings of a shard, and prints those that are kept and the number of the others."""
+        """Adds the findings of a shard, prints those that were kept, and counts the others."""
         self.counts += report.counts
         self.shards["bad" if any(level == "error" for level, _ in report.counts) else "good"] += 1
         self.samples["good"] += report.sound
@@ -110,7 +110,7 @@ class Results:
             self._print(record, f"{report.shard}: {level}: {kind}: {count:,} more")
 
     def take_fields(self) -> None:
-        """Adds the samples whose fields are not those of the majority, and prints some of each shard."""
+        """Adds the samples whose fields differ from the majority's, and prints some of each shard."""
         given: Counter[str] = Counter()
         for finding in self._field_sets.findings():
             self.counts[finding.level, finding.kind] += finding.samples
@@ -153,9 +153,9 @@ class Results:
 
 
 def _targets(arguments: argparse.Namespace, urls: Sequence[str], listed: Sequence[str]) -> Sequence[str]:
-    """Returns the outputs that ``--fix`` names for shards; those `listed`, of all parts, name them."""
+    """Returns the outputs of ``--fix`` for shards, numbered by their place among those `listed`, of all parts."""
     if arguments.fix in ("", STDIN):
-        raise UsageError("--fix needs a file or a folder: the report has standard output")
+        raise UsageError("--fix needs a file or a folder: the report goes to standard output")
     if unfit := [mask_url(url) for url in urls if not can_reopen(url)]:
         raise UsageError(f"--fix reads each shard twice, and {unfit[0]} can be read only once: name a file")
     targets: Sequence[str] = [arguments.fix]
@@ -165,10 +165,10 @@ def _targets(arguments: argparse.Namespace, urls: Sequence[str], listed: Sequenc
             targets = name_targets(listed, arguments.fix, in_place=True)
         except ShardListError as error:
             raise UsageError(f"--fix: {error}") from error
-        targets = part_of(targets, arguments.part) if urls else ()  # an empty part is said once
+        targets = part_of(targets, arguments.part) if urls else ()  # an empty part was reported before
     for target in targets:
-        # What cannot be written must fail now, not when all is read. A command is not tried: it would see an empty
-        # shard. Nor is a new folder, which is made when there is something to write.
+        # A target that cannot be written must fail now, not after everything was read. Commands are not tried, which
+        # would see an empty shard; nor are new folders, which are made when there is something to write.
         is_new = has_many and is_local(target) and not Path(local_path(target)).parent.exists()
         if scheme_of(target) != "pipe" and not is_new:
             open_target(target, overwrite=arguments.force).abort()
@@ -176,7 +176,7 @@ def _targets(arguments: argparse.Namespace, urls: Sequence[str], listed: Sequenc
 
 
 def _repair(arguments: argparse.Namespace, targets: Sequence[str], parts: list[_Items], results: Results) -> int:
-    """Writes the good samples of each shard; returns how many could not be written although they are good."""
+    """Writes the good samples of each shard; returns how many good ones could not be written."""
     count = 0
     has_many = is_target_pattern(arguments.fix)
     for target, items in zip(targets, parts if has_many else [chain.from_iterable(parts)], strict=True):
@@ -209,15 +209,14 @@ def _repair(arguments: argparse.Namespace, targets: Sequence[str], parts: list[_
 
 
 def repaired_samples(url: str, plan: RepairPlan, rules: ValidationRules) -> _Items:
-    """Reads a shard again and yields its good samples in their order.
+    """Reads a shard again and yields its good samples in order.
 
-    A sample whose members are not next to each other is joined where the last of them stands: its runs of members must
-    all be good, and agree where they have the same field; one that does not agree with those before it is left out.
-    Until then the runs are in memory: a large shard in which most keys come back is better sorted first. A note follows
-    each run of members that was joined, or is left out although it is whole. A ShardFormatError comes at the end if the
-    shard has changed, or could not be read as far as before.
+    If the members of a sample are not next to each other, their runs are joined at the last one. All must be good; one
+    with another content for the same field than those before it is left out. Until then the runs are in memory: sort a
+    large shard first if most of its keys come back. A note follows each run that was joined, or left out although it
+    is whole. Raises ShardFormatError at the end if the shard has changed, or could not be read as far as before.
     """
-    left = dict(plan.runs)  # how many runs of each key that comes back are still to come
+    left = dict(plan.runs)  # runs still to come of keys that come back: for runs of a, b and a it is {"a": 2}
     held: dict[str, dict[str, Any]] = {}
     is_same = True
     validation = ShardValidation(url, rules._replace(check_fields=None))
@@ -241,18 +240,18 @@ def repaired_samples(url: str, plan: RepairPlan, rules: ValidationRules) -> _Ite
             before = held.setdefault(key, {})
             others = [field for field, value in item.sample.items() if field in before and before[field] != value]
             if others:
-                different = f"the key {key!r} comes back with another content of {', '.join(others)}"
+                different = f"the key {key!r} comes back with different content for {', '.join(others)}"
                 yield _note(item, "left-out", f"{different}: the first is kept, these members are left out")
             else:
                 if before:
-                    yield _note(item, "joined", f"members of sample {key!r} are joined with those that stand before")
+                    yield _note(item, "joined", f"members of sample {key!r} are joined with earlier ones")
                 before.update(item.sample)
             if not left[key]:
                 yield held.pop(key)
     count = validation.report.plan.count
     if count != plan.count or not is_same or any(left.values()):
-        what = f"shard {validation.shard} is not the same when it is read again: {plan.count:,} samples then,"
-        cure = "Repair it when nothing changes it, or from a copy"
+        what = f"shard {validation.shard} is not the same on a second reading: {plan.count:,} samples before,"
+        cure = "Repair it when nothing changes it, or repair a copy"
         raise ShardFormatError(f"{what} {count:,} now. {cure}", shard=validation.shard)
 
 

@@ -1,4 +1,4 @@
-"""What validation finds in shards, counted in bounded memory, and its checks of an index and of fields."""
+"""The findings of validation, counted in bounded memory, and its checks of indexes and fields."""
 
 import importlib.util
 import os
@@ -19,27 +19,27 @@ from torchdata_wds.storage.urls import is_local, local_path
 
 Level = Literal["error", "warning", "note"]
 
-#: The number of different sets of fields to tell apart: data with ever new ones must not fill the memory.
+#: How many different sets of fields to count: data with ever new ones must not fill the memory.
 _MOST_SETS = 1000
-_CURE = "It is of another version of the shard, and loaders that divide the shard by it fail: make it again"
+_CURE = "It is of another version of the shard, and loaders that divide the shard by it fail: make a new one"
 
 
 class Finding(NamedTuple):
-    """One thing that is wrong with a shard, or odd; an offset is in bytes of the decompressed archive."""
+    """One fault or oddity of a shard; its offset is in bytes of the decompressed archive."""
 
-    level: Level  # "error" for what loaders refuse or lose, "warning" for what they pass over, "note" else
+    level: Level  # "error" for what loaders refuse or lose, "warning" for what they skip, "note" otherwise
     kind: str  # what it is, in a word
     message: str  # what was found, and what to do about it
     shard: str  # the URL, credentials masked
     member: str | None = None
     key: str | None = None
     field: str | None = None
-    offset: int | None = None  # a member's place is that of its header
-    samples: int = 1  # more where one finding is about several
+    offset: int | None = None  # for a member, that of its header
+    samples: int = 1  # more if the finding is about several
 
 
 class FieldSets:
-    """The sets of fields that samples have, to find those that are unlike the majority."""
+    """Counts the sets of fields that samples have, to find those that differ from the majority."""
 
     def __init__(self) -> None:
         self._samples: Counter[frozenset[str]] = Counter()
@@ -75,22 +75,22 @@ class FieldSets:
                 continue
             unlike = ", ".join(
                 f"{', '.join(sorted(names))} {'is' if len(names) == 1 else 'are'} {verb}"
-                for names, verb in ((usual - fields, "missing"), (fields - usual, "more"))
+                for names, verb in ((usual - fields, "missing"), (fields - usual, "extra"))
                 if names
             )
-            have = "1 sample has" if samples == 1 else f"{samples:,} samples have"
-            message = f"{have} not the fields of most ({most}): {unlike}, the first is {key!r}"
+            have = "1 sample does" if samples == 1 else f"{samples:,} samples do"
+            message = f"{have} not have the fields of most ({most}): {unlike}; the first is {key!r}"
             yield Finding("note", "other-fields", message, shard, key=key, offset=offset, samples=samples)
 
 
 @dataclass
 class RepairPlan:
-    """What must be known before the good samples of a shard can be written, by its runs of members with one key."""
+    """What a repair must know about a shard's runs of members with one key before it writes the good samples."""
 
-    count: int = 0  # of all runs, one that was cut off too
+    count: int = 0  # of all runs, including one that was cut off
     bad: set[int] = field(default_factory=set)  # numbers of the runs that are left out
     lost: set[str] = field(default_factory=set)  # their keys, and that of a sample that was cut off
-    runs: dict[str, int] = field(default_factory=dict)  # of each key that comes back
+    runs: dict[str, int] = field(default_factory=dict)  # how many, for each key that comes back
 
 
 @dataclass
@@ -117,10 +117,10 @@ class ShardReport:
 
 
 class IndexCheck:
-    """The index beside a shard, compared with its samples as they are read; one of another rule for keys is not."""
+    """Compares the index next to a shard with the samples as they are read, unless its rule for keys differs."""
 
     def __init__(self, url: str, keys: KeyRule) -> None:
-        self.fault: str | None = None  # the first thing that is wrong with it
+        self.fault: str | None = None  # the first thing wrong with it
         self.is_readable = True
         self._index: ShardIndex | None = None
         try:
@@ -135,7 +135,7 @@ class IndexCheck:
         self._index = index
         expected = index.header.bytes
         if expected is not None and is_local(url):
-            with suppress(OSError):  # opening the shard says better what is wrong
+            with suppress(OSError):  # opening the shard gives a better error
                 found = os.stat(local_path(url)).st_size  # noqa: PTH116 - a str
                 if found != expected:
                     self._blame(f"the shard has {found:,} bytes, and the index says {expected:,}")
@@ -167,7 +167,7 @@ class IndexCheck:
 
 
 class FieldChecker:
-    """Tries to decode all fields of samples but pickles, and keeps nothing; media where PyAV is installed."""
+    """Tries to decode all fields except pickles, and keeps nothing; media only if PyAV is installed."""
 
     def __init__(self) -> None:
         has_media = importlib.util.find_spec("av") is not None
@@ -175,7 +175,7 @@ class FieldChecker:
         self._unchecked = frozenset() if has_media else frozenset(f"{VIDEO_FIELDS} {AUDIO_FIELDS}".split())
 
     def __call__(self, sample: Mapping[str, Any]) -> Iterator[Exception]:
-        """Yields an error, with its ``field``, for each that does not decode or (if no DecodingError) was not tried."""
+        """Yields an error, with its ``field``, for each field that fails (DecodingError) or was not tried."""
         about = {name: sample[name] for name in ("__key__", "__url__") if name in sample}
         for name, data in sample.items():
             if is_metadata(name):

@@ -1,6 +1,6 @@
-"""Headers and names that loaders pass over, that other programs read differently, or that no writer today writes.
+"""Headers and names that loaders skip, that other programs read differently, or that no current writer makes.
 
-``torchdata_wds/docs/tar-differences.md`` lists what GNU tar and Python's tarfile make of each.
+``torchdata_wds/docs/tar-differences.md`` lists how GNU tar and Python's tarfile read each.
 """
 
 import re
@@ -22,8 +22,8 @@ _REPEATED = {headers.LONG_NAME: "long names", headers.LONG_LINK: "long links"}
 _PIECES_OF_MAPS = ("GNU.sparse.offset", "GNU.sparse.numbytes")
 
 _REASONS = {
-    "macOS metadata": "macOS writes such files beside the real ones",
-    "metadata": "a first part of the form __x__ marks what belongs to no sample",
+    "macOS metadata": "macOS writes such files next to the real ones",
+    "metadata": "names that begin with a part of the form __x__ belong to no sample",
     "hidden file": "its name begins with a dot",
     "empty extension": "nothing follows the dot",
     "no extension": "a field is what follows a dot",
@@ -35,6 +35,8 @@ Oddity = tuple[str, str]
 
 def odd_headers(entry: TarEntry, blocks: Sequence[bytes]) -> Iterator[Oddity]:
     """Reports what is odd about an entry's headers: each extended one as block and content, then its own block."""
+    # A member with a GNU long name and a PAX header has five blocks: the long name's header and content, the PAX
+    # header and content, its own header. Byte 156 of a header is the type, bytes 124 to 136 are the size.
     extended = []
     place = 0
     while blocks[place][156] in headers.EXTENSIONS:
@@ -46,7 +48,7 @@ def odd_headers(entry: TarEntry, blocks: Sequence[bytes]) -> Iterator[Oddity]:
     kinds = Counter("PAX headers" if kind in headers.PAX else _REPEATED[kind] for kind, _, _ in extended)
     for what, count in kinds.items():
         if count > 1:
-            yield "repeated-header", f"has {count} {what}; only the last one counts, and for other programs the first"
+            yield "repeated-header", f"has {count} {what}; only the last one counts, but in other programs the first"
     records: dict[str, bytes] = {}
     for kind, data, has_more in extended:
         if kind in headers.PAX:
@@ -56,6 +58,7 @@ def odd_headers(entry: TarEntry, blocks: Sequence[bytes]) -> Iterator[Oddity]:
     if long_names and records.get("path", long_names[-1]) != long_names[-1]:
         yield "two-names", f"has two long names: {text(records['path'])!r} counts, not {text(long_names[-1])!r}"
     size = parse_number(block[124:136])
+    # from 8 GiB on, the size does not fit into the header's 11 octal digits, and may rightly be in the record only
     other = headers.record_number({keyword: value for keyword, value in records.items() if value}, "size")
     if other is not None and other != size and other <= _LARGEST_OCTAL:
         yield "two-sizes", f"has {other:,} bytes by its PAX record and {size:,} by its header; the record counts"
@@ -108,7 +111,7 @@ def odd_pieces(segments: Segments, size: int) -> Iterator[Oddity]:
         what = f"is sparse with pieces that are not whole blocks of {BLOCK} bytes: GNU tar misreads it"
         yield "sparse-pieces", what
     if (sum(segments[-1]) if segments else 0) < size:
-        yield "sparse-end", "is sparse, and its map ends before its size: GNU tar gives less"
+        yield "sparse-end", "is sparse, and its map ends before its size: GNU tar reads less"
 
 
 def odd_kind(entry: TarEntry) -> Oddity | None:

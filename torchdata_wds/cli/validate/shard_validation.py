@@ -1,7 +1,7 @@
-"""One shard, read to find everything that is wrong with it and where.
+"""Reads one shard to find everything that is wrong with it, and where.
 
-It uses the parts of loading (`TarEntries`, `HardLinks`, `check_new`, `make_sample`), one entry at a time so that the
-place of each is known. Damage of the archive ends a shard here as it does there; a wrong sample does not.
+This uses the parts of loading (`TarEntries`, `HardLinks`, `check_new`, `make_sample`), one entry at a time so that the
+place of each is known. As in loading, damage to the archive ends the shard; a faulty sample does not.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -41,7 +41,7 @@ class ValidationRules(NamedTuple):
     on_reappearing: OnReappearing = "error"  # with "warn", a key that comes back is a warning
     require_end_marker: bool = True
     concatenated: bool = False
-    # yields an exception for each field of a sample that does not decode, whose ``field`` says which
+    # yields an exception, with its ``field``, for each field of a sample that does not decode
     check_fields: Callable[[Mapping[str, Any]], Iterable[Exception]] | None = None
     max_member_bytes: int = DEFAULT_MAX_MEMBER_BYTES
 
@@ -55,7 +55,7 @@ class CheckedSample(NamedTuple):
     number: int  # in its shard, from 0
     sample: dict[str, Any]
     offset: int
-    is_sound: bool  # nothing is wrong with it by itself
+    is_sound: bool  # nothing is wrong with this run alone
     reappears: bool  # its key came before
 
 
@@ -71,10 +71,10 @@ class _Part(NamedTuple):
 
 
 class ShardValidation:
-    """Reads one shard whole: iterating, once, yields findings, and each sample after the findings about it.
+    """Reads a whole shard; iterating (once) yields findings, and each sample after the findings about it.
 
-    Errors are what loaders with the same options refuse or lose, and an index beside the shard that does not fit;
-    warnings are what they pass over. One sample is in memory. `report` has everything but the findings.
+    Errors are what loaders with the same options refuse or lose, or an index next to the shard that does not fit;
+    warnings are what they skip. Memory holds one sample. `report` has everything except the findings.
     """
 
     def __init__(self, url: str, rules: ValidationRules = _DEFAULT) -> None:
@@ -83,7 +83,7 @@ class ShardValidation:
         self.report = ShardReport(self.shard)
         self._options = rules
         self._rules = grouping_rules(rules.keys, rules.lowercase, None, rules.on_duplicate, rules.on_reappearing)
-        # only where a key must not come back are its runs of members one sample, lost as a whole or joined
+        # if a key must not come back, all of its runs of members are one sample, lost as a whole or joined
         self._is_joined = rules.on_reappearing == "error"
         self._index = IndexCheck(self.url, rules.keys)
         self._seen: set[int] = set()
@@ -117,7 +117,7 @@ class ShardValidation:
             yield Finding("error", "index", self._index.fault, self.shard)
 
     def _read(self, archive: TarEntries) -> Iterator[Finding | CheckedSample]:
-        """Reads all members, and checks a run of one key when its end has been seen."""
+        """Reads all members, and checks each run of members with one key after its end."""
         reopen = (lambda offset: open_shard(self.url, offset=offset)) if can_reopen(self.url) else None
         has_globals = False
         with closing(HardLinks(self.url, self.shard, reopen, max_member_bytes=self._options.max_member_bytes)) as links:
@@ -155,6 +155,8 @@ class ShardValidation:
             for kind, message in odd_name(entry.name, parts is not None, archive.raw):
                 yield self._found(entry, "warning", kind, message)
         if parts is not None:
+            # A new key ends the run before it, now rather than after reading this member: if the archive is damaged in
+            # its content, the run is complete, and only the sample of `_reading` is cut off (see `_end_at`).
             if self._run and self._run[0].key != parts[0]:
                 yield from self._close_run()
             self._reading = parts[0]
@@ -178,7 +180,7 @@ class ShardValidation:
             self._run.append(_Part(*parts, entry.name, data, entry.offset, archive.offset))
 
     def _close_run(self) -> Iterator[Finding | CheckedSample]:
-        """Checks the members that have come with one key, as one sample."""
+        """Checks a run of members with one key, as one sample."""
         run, self._run = self._run, []
         if not run:
             return
@@ -188,6 +190,7 @@ class ShardValidation:
         self._index.compare(number, key, start, run[-1].stop)
         again: Finding | None = None
         rule = self._rules.on_reappearing
+        # check_new would only log with "warn": it raises here too, and the finding is a warning
         try:
             check_new(self._draft(run[:1], key), self._seen, "allow" if rule == "allow" else "error", mask_url)
         except ReappearingKeyError as error:
@@ -203,6 +206,8 @@ class ShardValidation:
             report.field_sets.add(sample, self.shard, key, start)
         else:
             report.bad += 1
+        # For runs of a, b and a, the second run of a makes plan.runs["a"] 2, as the first could not know of it. One bad
+        # run loses the whole key if runs are joined; a good one that came back with an error is bad only in `report`.
         if not is_sound:
             plan.bad.add(number)
         if self._is_joined and not is_sound:
@@ -224,8 +229,8 @@ class ShardValidation:
         parts = [part for part in run if not isinstance(part.data, Exception)]
         with suppress(SampleError):
             return self._sample(parts, run[0].key), findings
-        # Each member is tried together with the first one of its field only: that takes time in proportion to the
-        # number of members, where trying all that came before would take its square.
+        # Each member is tried only with the first one of its field: that takes time in proportion to the number of
+        # members, while trying it with all earlier ones would take the square of that.
         good: list[_Part] = []
         firsts: dict[str, _Part] = {}
         for part in parts:

@@ -1,8 +1,7 @@
 """The place of this process among all workers and ranks, according to sharding filters and launchers.
 
-Also recognises workers of torchdata's ``MultiProcessingReadingService``, the "stock" service, without importing
-torchdata. That service loses items or breaks if its workers' streams differ in length; a ``.join_workers()`` downstream
-repairs it.
+Also recognises workers of torchdata's ``MultiProcessingReadingService``, the "stock" service, without importing it. It
+loses items, or breaks, if its workers' streams differ in length; a ``.join_workers()`` downstream repairs that.
 """
 
 import multiprocessing

@@ -88,7 +88,7 @@ def test_rules_apply_the_first_that_matches(rules: Any, url: str, place: str | N
         ("gs://", "'gs://' has no '=': write regex=replacement"),
         ("a=b;gs:", "'gs:' has no '='"),
         ("=/data", "'=/data' has no regex before its '='"),
-        ("(=x", "the regex of rewriting rule '(=x', which is all that stands before its first '=', is wrong"),
+        ("(=x", "the regex of rewriting rule '(=x', which is everything before its first '=', is wrong"),
         ("(?P<a>=x)=y", r"Write \x3d for a '=' and \x3b for a ';' in it, or pass rewrite={regex: replacement}"),
         (r"a=\1", r"the replacement of rewriting rule 'a=\\1' is wrong: invalid group reference 1"),
         (r"a=\g<b>", "is wrong: unknown group name 'b'"),
@@ -218,7 +218,7 @@ def test_list_urls_gives_the_place_when_the_name_cannot_be_kept(folder: Path) ->
     rules = {r"set-one/.*": f"{folder}/b/*.tar"}
     assert listed("set-one/all", rewrite=rules) == [f"{folder}/b/{name}" for name in NAMES]
     rules = {r"set-one/.*": f"{folder}/b/*.tar", f"{folder}/": "/other/"}
-    with pytest.raises(ShardListError, match="Let the rule match only what stands before the pattern"):
+    with pytest.raises(ShardListError, match="Make the rule match only the part before the pattern"):
         listed("set-one/all", rewrite=rules)
 
 

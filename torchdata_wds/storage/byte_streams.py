@@ -159,7 +159,7 @@ class ForeignSource(Source):
             raise ShardOpenError(
                 f"the stream given for shard {self._shard} returned "
                 f"{f'{len(data):,} bytes' if is_binary else type(data).__name__} for read({size}); "
-                f"a binary, blocking stream (mode='rb') gives at most {size:,} bytes",
+                f"a binary, blocking stream (mode='rb') returns at most {size:,} bytes",
                 shard=self._shard,
             )
         view[: len(data)] = data

@@ -176,7 +176,7 @@ def _given_name(place: Place, found: str) -> str:
     raise cannot_list(
         url,
         f"rewriting rules lead to {mask_url(found)}, and from there to {resolve(found, place.options).shown}. "
-        "Let the rule match only what stands before the pattern",
+        "Make the rule match only the part before the pattern",
     )
 
 
@@ -246,7 +246,7 @@ def _search_store(place: Place) -> Iterator[str]:
         raise cannot_list(place.url, reason) from masked_cause(error)
     found = sorted(name for name in names if not is_folder or _is_shard(name.rpartition("/")[2]))
     if not found:
-        raise _nothing(place.url, f"a folder gives what ends in {_SHOWN_SUFFIXES}" if is_folder else "")
+        raise _nothing(place.url, f"shards in a folder must end in {_SHOWN_SUFFIXES}" if is_folder else "")
     for name in found:
         yield "::".join([*parts[:index], _full_url(part, name), *parts[index + 1 :]])
 
@@ -310,8 +310,7 @@ def find_matches(pattern: str) -> list[str]:
 
 def _matches(pattern: str, left_out: list[str]) -> Iterator[str]:
     # For "data/*/**/x*.tar", `before` is "data/*" and `after` is "x*.tar". Each folder that `before` matches is walked,
-    # and `after`, which may contain the next "**", is matched in every folder below it. A folder's name is escaped for
-    # that: "data/a[1]" is not a pattern any more.
+    # and `after`, which may contain the next "**", is matched in every folder below it, whose own name is escaped.
     parts = pattern.split("/")
     if "**" not in parts:
         yield from glob.glob(pattern)  # noqa: PTH207 - Path.glob shows hidden files and drops "./"

@@ -103,7 +103,7 @@ def _check_rule(regex: str, replacement: str) -> None:
         re.compile(regex)
     except re.error as error:
         raise ValueError(
-            f"the regex of rewriting rule {rule!r}, which is all that stands before its first '=', is wrong: {error}. "
+            f"the regex of rewriting rule {rule!r}, which is everything before its first '=', is wrong: {error}. "
             r"Write \x3d for a '=' and \x3b for a ';' in it, or pass rewrite={regex: replacement}"
         ) from error
     try:
@@ -113,7 +113,7 @@ def _check_rule(regex: str, replacement: str) -> None:
     except (re.error, IndexError) as error:
         raise ValueError(
             f"the replacement of rewriting rule {rule!r} is wrong: {error}; "
-            r"\1 stands for what the first group of the regex matched"
+            r"\1 is the text that the first group of the regex matched"
         ) from error
 
 

@@ -19,10 +19,7 @@ T = TypeVar("T")
 
 
 class ReadAhead(Source, Generic[T]):
-    """Calls `opening` in a thread, at once, and reads about `lead` bytes of its stream before they are needed.
-
-    `opening` returns the stream and one more value, for `opened`.
-    """
+    """Calls `opening` in a thread, at once, and reads the stream that it returns about `lead` bytes ahead."""
 
     def __init__(self, opening: Callable[[], tuple[ByteStream, T]], *, lead: int = LARGEST_LEAD) -> None:
         self._opening = opening

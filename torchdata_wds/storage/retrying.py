@@ -101,10 +101,9 @@ class Failure(Exception):  # noqa: N818 - internal: users see a ShardOpenError
 class RetryingSource(Source):
     """An object on a server or in a store; when a connection fails, a new one continues at the same byte.
 
-    A backend implements three methods: `_connect` opens the object at `_position`, checks that it is the same one, and
-    sets `_connection` (or `_ended`), `_total` and `_has_begun`; `_receive` reads from the connection; `_refusal` makes
-    an error. The first two raise `Failure` or exceptions of a client library. Reading gives up after `retries` further
-    attempts without new bytes.
+    A backend implements `_connect`, which opens the object at `_position`, checks that it is the same one, and sets
+    `_connection` (or `_ended`), `_total` and `_has_begun`; `_receive`, which reads from the connection; and `_refusal`.
+    The first two raise `Failure` or a library's errors. Reading gives up after `retries` attempts without new bytes.
     """
 
     def __init__(self, shard: str, start: int, retries: int) -> None:

@@ -171,7 +171,7 @@ def unexpanded(url: str) -> str:
         is_pattern = any(_clear_groups(unquote(url)))
     else:
         is_pattern = not _MARKS.isdisjoint(url) or ("?" in url and is_local(url))
-    return " and looks like a pattern that nobody expanded; put .list_shards() before the loader" if is_pattern else ""
+    return " and looks like a pattern that was not expanded; put .list_shards() before the loader" if is_pattern else ""
 
 
 def _clear_groups(pattern: str) -> Iterator[tuple[int, int]]:

@@ -413,4 +413,4 @@ def test_open_http_names_the_cure_when_braces_were_not_expanded(server: str) -> 
     for path, is_pattern in {"missing?{0..3}": True, "missing?%7Ba,b%7D": True, "missing?{a}": False}.items():
         with pytest.raises(ShardOpenError) as caught:
             open_shard(f"http://{server}/{path}")
-        assert ("a pattern that nobody expanded" in str(caught.value)) is is_pattern
+        assert ("a pattern that was not expanded" in str(caught.value)) is is_pattern

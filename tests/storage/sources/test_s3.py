@@ -186,7 +186,7 @@ def test_s3_names_the_folder_when_a_url_lacks_its_slash(server: S3Server) -> Non
     for offset in (0, 512):
         with pytest.raises(ShardOpenError, match="it is a folder"):
             open_shard("s3://data/folder", offset=offset, storage_options=server.options)
-    with pytest.raises(ShardOpenError, match="a pattern that nobody expanded"):
+    with pytest.raises(ShardOpenError, match="a pattern that was not expanded"):
         open_shard("s3://data/{a,b}.tar", storage_options=server.options)
 
 

@@ -230,7 +230,7 @@ class Download:
             size = f"{self.position:,}"
             cache.report("downloaded %s: %s bytes in %.1f s", mask_url(self._url), size, seconds)
         except (WdsError, OSError) as error:
-            doubt = f"{error} (verify=False keeps what does not look whole)"
+            doubt = f"{error} (verify=False keeps copies that do not look complete)"
             self._note(doubt if isinstance(error, WdsError) else error.strerror or str(error))
             seal(file)
 

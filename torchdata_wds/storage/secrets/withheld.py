@@ -1,8 +1,7 @@
 """Values that are kept out of pickles, and so out of checkpoints, except in pickles that start a process.
 
-A pickle contains a mark instead of the value. In the process that made it, and in its forked children, the mark leads
-back to the value. Any other process, such as one that resumes from a checkpoint, uses the value that its own program
-passed under the same names.
+A pickle contains a mark instead of the value, which the process that made it and its forked children can resolve. Any
+other process, such as one that resumes from a checkpoint, uses the value that its own program has for the same names.
 """
 
 import multiprocessing.context

@@ -218,7 +218,7 @@ def open_remote(place: Place, offset: int) -> io.BufferedReader:
     if offset:
         try:
             head = attempt(partial(filesystem.cat_file, path, start=0, end=HEAD_SIZE), OPEN_RETRIES, place.shown)
-        except Exception as error:  # noqa: BLE001 - whatever a client library raises
+        except Exception as error:  # noqa: BLE001 - client libraries raise anything
             raise _refusal(error, place.shown, filesystem, path) from masked_cause(error)
         plain = not may_be_compressed(head)
     start = offset if plain else 0

@@ -79,7 +79,7 @@ class RemoteTarget(FileTarget):
             size = self._filesystem.info(self._path).get("size")
         except FileNotFoundError as error:
             raise OSError("it is not there after the upload") from error
-        except Exception as error:  # noqa: BLE001 - whatever a client library raises
+        except Exception as error:  # noqa: BLE001 - client libraries raise anything
             # Permission to write does not imply permission to stat, and the store has reported success.
             logger.info("the size of an uploaded shard cannot be checked: %s", error_words(error))
         if isinstance(size, int) and size != self._position:
@@ -106,7 +106,7 @@ def open_remote_target(place: Place, overwrite: bool, store: Store | None = None
     if not overwrite:
         try:
             exists = _exists(filesystem, path)
-        except Exception as error:  # noqa: BLE001 - whatever a client library raises
+        except Exception as error:  # noqa: BLE001 - client libraries raise anything
             reason = f"cannot check whether it exists: {error_words(error)};"
             raise cannot_write(place.shown, reason, _NOT_ASKING) from masked_cause(error)
         if exists:
@@ -121,7 +121,7 @@ def remove_remote(place: Place, store: Store | None = None) -> None:
         filesystem.rm_file(path)
     except FileNotFoundError:
         return
-    except Exception as error:  # noqa: BLE001 - whatever a client library raises
+    except Exception as error:  # noqa: BLE001 - client libraries raise anything
         reason = f"cannot remove {place.shown}: {error_words(error)}"
         raise ShardOpenError(reason, shard=place.shown) from masked_cause(error)
 
@@ -134,7 +134,7 @@ def list_remote(place: Place) -> list[str]:
         entries = filesystem.ls(path, detail=True)
     except FileNotFoundError:
         return []
-    except Exception as error:  # noqa: BLE001 - whatever a client library raises
+    except Exception as error:  # noqa: BLE001 - client libraries raise anything
         reason = f"cannot list {place.shown}: {error_words(error)}"
         raise ShardOpenError(reason, shard=place.shown) from masked_cause(error)
     files = [entry["name"].rstrip("/") for entry in entries if entry["type"] != "directory"]

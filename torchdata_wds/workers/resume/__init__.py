@@ -25,7 +25,7 @@ the position is computed from those facts:
       batch(4): for item 334 onward, 1,336 onward
       wds_shuffle(98): for 1,336 onward, 1,433 onward, and the 97 earlier ones in its buffer, known from the seed
       wds_map: the same items
-    group_by_key: skips to the shard that holds the first sample needed, and counts from there
+    group_by_key: skips to the last known shard start before the first sample needed, and counts from there
 
 A state of another graph, other shards or another number of workers is refused with a list of the differences.
 """

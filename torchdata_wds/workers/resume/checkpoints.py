@@ -100,10 +100,10 @@ class Streams:
 
 
 def pack_facts(facts: Facts, item: int, ratio: int, workers: int) -> tuple[Any, ...]:
-    """Packs the facts about a stream that resumes at `item`, with `ratio` samples an item; thins out the others."""
+    """Packs the facts about a stream that resumes at `item`, of `ratio` samples each; thins out those far from it."""
     # Resuming needs the last shard that began before the position, and the two after it to know that none lies between.
     # Earlier ones only serve samples in a shuffle buffer: where one is left out, reading starts at a shard before it.
-    # So 4 workers keep about 62 shards of 24 bytes each, whether they have read 100 or 100,000.
+    # So each of 4 workers keeps at most about 62 shards of 24 bytes, even after reading 100,000.
     width = max((len(shard.places) for shard in facts.shards), default=0)
     room = max(4, _MOST_BYTES // workers // (_SHARD.size + width * _PLACE.size))
     place = bisect_right(facts.passes, item, key=lambda begun: begun.item)

@@ -87,7 +87,7 @@ class Chain(NamedTuple):
 
     @property
     def ratios(self) -> tuple[int, int]:
-        """Samples per item of ``wds_epoch`` (without one, of the stream), and of its items per item of the stream."""
+        """Samples per item of ``wds_epoch``, and such items per item of the stream; without one, (samples, 1)."""
         # batch(4).wds_epoch(n).batch(8) has (4, 8), and batch(4).batch(8) without wds_epoch (32, 1).
         before = after = 1
         seen = not self.epochs
@@ -98,13 +98,13 @@ class Chain(NamedTuple):
 
     @property
     def follows_epoch(self) -> bool:
-        """Whether items keep the order in which ``wds_epoch``, which seeds the generators too, yields their parts."""
+        """Whether ``wds_epoch`` seeds the generators for each item, because no stage after it reorders them."""
         return next((step.cuts_epochs for step in self.steps if step.cuts_epochs or step.reorders), False)
 
     def restart(self, wanted: Wanted, facts: Facts, share: int) -> bool:
         """Makes all stages yield only what the `wanted` items need; returns whether enough is known for that."""
         # From the end up: for item 334 onward, batch(4) needs 1,336 onward; for these, wds_shuffle(98) needs 1,433
-        # onward and the 97 in its buffer. Once a pass has ended, each stage also needs the number of its source's items
+        # onward and the 97 in its buffer. Once a pass has ended, each stage is also passed its source's length
         # (51,200 samples make 12,800 batches), which shows when a shuffle began to empty its buffer.
         way = Way(facts, facts.passes[0].passing, share)
         for number, step in enumerate(self.steps):

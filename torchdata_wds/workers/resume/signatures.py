@@ -119,8 +119,8 @@ def graph_signature(datapipe: IterDataPipe[Any]) -> list[tuple[str, int]]:
 
 def _describe(value: Any, depth: int = 5) -> Iterator[str]:
     """Yields words that describe a value, the same in every process."""
-    # Not its pickle or repr: those of a function or object may contain an address, or change with a set's order, so the
-    # same program would refuse its own state. Only the name of an unknown object is sure to stay.
+    # A pickle, or the repr of a function, object or set, may change between processes (addresses, the order of a set),
+    # and then a program would refuse its own state. So an unknown object contributes only its class.
     yield type(value).__qualname__
     if value is None or isinstance(value, (bool, int, float, complex, str, bytes, os.PathLike)):
         yield repr(value)

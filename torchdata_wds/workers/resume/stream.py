@@ -227,7 +227,7 @@ class Stream:
     def _tell_of_fewer(self, made: int, taken: int) -> None:
         """Raises if an epoch ends before the item it was to resume at; only warns if chance may explain that."""
         message = (
-            f"only {made:,} of the {taken:,} items delivered before the state was made could be made again: the data "
+            f"only {made:,} of the {taken:,} items delivered before the state was made could be reproduced: the data "
             "or the functions are not those of that run"
         )
         handlers = [getattr(pipe, "handler", reraise_exception) for pipe in upstream(self._datapipe)]
@@ -244,8 +244,8 @@ class Stream:
         self._watch.known = {(shard.passing, shard.ordinal): shard for shard in shards}
         self._watch.known_versions = {} if point is None else dict(point.facts.versions)
         self._watch.reached = None if point is None else chain.reached(point.item, point.facts)
-        # The passes of wds_epoch follow from the seeds of the epoch in which the stream began, perhaps long ago. So it
-        # notes those first; then all pipes get the seeds of this epoch.
+        # The passes of wds_epoch follow from the seeds of the epoch in which the stream began, perhaps long ago. The
+        # counters note those first; then all pipes get the seeds of this epoch.
         if point is not None and chain.epochs:
             self._seed_graph(self._datapipe, point.stream_seeds, worker)
             for counter in chain.epochs:

@@ -175,8 +175,9 @@ def _data(value: str) -> str:
     """Masks the values of a form's fields, ``name=value&...``, or any other data; ``@file`` only names a file."""
     if value.startswith("@"):
         return value
-    if re.fullmatch(r"[\w.-]+=[^&]*(?:&[\w.-]+=[^&]*)*", value) is None:
-        return MASK
+    is_form = re.fullmatch(r"[\w.-]+=[^&]*(?:&[\w.-]+=[^&]*)*", value)
+    if is_form is None or not value.rpartition("&")[2].rstrip("=").count("="):
+        return MASK  # a last field without a value may be Base64, which ends in "="
     return re.sub(r"=[^&]*", f"={MASK}", value)
 
 

@@ -39,11 +39,13 @@ def add_input_arguments(
     if errors:
         text = "on damage: stop, or skip what is lost, report it, and exit with 1 (default: stop)"
         choice(group, "--errors", ("stop", "skip"), text, "stop")
-    text = "where names are split: first_dot, last_dot, or a regular expression with two groups, for key and field"
+    text = "where names are split: first_dot (default), last_dot, or a regular expression with groups for key and field"
     option(group, "--keys", "RULE", text, _key_rule, default="first_dot")
     flag(group, "--keep-case", "do not convert field names to lower case")
-    choice(group, "--on-duplicate", ("error", "first", "last"), "if a sample has a field twice", "error")
-    choice(group, "--on-reappearing", ("error", "warn", "allow"), "if a key comes back after other samples", "error")
+    text = "if a sample has a field twice: fail, or keep the first or last (default: error)"
+    choice(group, "--on-duplicate", ("error", "first", "last"), text, "error")
+    text = "if a key comes back after other samples: fail, warn, or accept it (default: error)"
+    choice(group, "--on-reappearing", ("error", "warn", "allow"), text, "error")
     flag(group, "--no-end-marker", "accept a shard without an end marker as complete")
     flag(group, "--concatenated", "continue reading after an end marker")
     text = "the size of the largest member to read, such as 500MB or 8GiB (default: 4GiB)"

@@ -1,4 +1,4 @@
-"""Make an archive of a folder of files, or of those that a recipe or a table lists.
+"""Make an archive from a folder of files, a recipe or a table.
 
 wds create images -o images.tar
 wds create recipe.txt -o recipe.tar
@@ -50,7 +50,8 @@ _ONLY = {
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "a folder, a recipe or a plan (default: a recipe from standard input)"
     option(parser, "source", "SOURCE", text, nargs="?", default=STDIN)
-    parser.add_argument("--from", dest="kind", choices=get_args(SourceKind), help="what SOURCE is")
+    text = "what SOURCE is (default: by its name)"
+    parser.add_argument("--from", dest="kind", choices=get_args(SourceKind), help=text)
     option(parser, "-C --directory", "DIR", "where relative paths start (default: the list's folder)")
     text = "if a file is missing: write nothing, skip it, skip its sample, or use an empty one (default: error)"
     choice(parser, "--missing", get_args(Missing), text, "error")

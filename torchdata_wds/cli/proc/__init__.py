@@ -54,7 +54,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     choice(group, "--errors", ("abort", "skip", "ignore"), text, "abort")
     option(group, "--timeout", "S", "kill a command after S seconds, which counts as a failure", _seconds)
     option(group, "--log-field", "FIELD", "store the last MiB of the command's output in this field")
-    option(group, "--tmpdir", "FOLDER", "where to make the folders (default: TMPDIR)")
+    option(group, "--tmpdir", "FOLDER", "where to make the folders (default: as TMPDIR says)")
 
 
 def _seconds(text: str) -> float:

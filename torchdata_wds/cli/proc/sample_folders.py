@@ -80,6 +80,7 @@ def read_folder(folder: Path, sample: Mapping[str, Any]) -> tuple[list[dict[str,
         for name in sorted(found, key=_order):
             fields = found[name]
             key = "/".join(filter(None, (sample[_KEY], place.rstrip("/"), name)))
+            # KEY/SUBFOLDER/NAME, without the parts that are empty, unless the files have a key of their own
             if (told := fields.pop(_KEY, None)) is not None:
                 key = _read_key(told, sample)
             if fields:

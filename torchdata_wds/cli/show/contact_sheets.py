@@ -133,7 +133,7 @@ def _wrap(text: str, font: FreeTypeFont, width: int, most: int) -> list[str]:
 
 def _most(count: int, fits: Callable[[int], bool]) -> int:
     """Returns the largest number up to a count that fits, or 0; if one fits, so must all smaller ones."""
-    # numbers 1 to 5 of which 3 fit are False, False, False, True, True here: the first True is at place 3
+    # if 3 of the numbers 1 to 5 fit, the key yields False, False, False, True, True: the first True is at place 3
     return bisect.bisect_left(range(1, count + 1), True, key=lambda number: not fits(number))
 
 

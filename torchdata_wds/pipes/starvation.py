@@ -99,7 +99,7 @@ class DrawnShards:
         if not self._seen[number]:
             self._seen[number] = 1
             self._unseen -= 1
-        # Draws are random: in 1 round of 20, 10,000 draws miss some of 1,000 shards, perhaps the only good ones.
+        # With replacement, in 1 round of 20, 10,000 draws miss some of 1,000 shards, perhaps the only good ones.
         if self._unseen or self._drawn < _EMPTY_PASSES * self._count:
             return
         shards = f"each of {self._count:,} shards" if self._count > 1 else "its only shard"

@@ -306,5 +306,5 @@ def test_resume_refuses_other_shards_when_they_are_interleaved(tmp_path: Path) -
     begun, in_shard = facts.shard_of(0, 13)
     other = IterableWrapper([urls[1], urls[0], *urls[2:]]).load_wds_shards(interleave=2).group_by_key()
     other.restart(Wanted((), 13), begun, in_shard, is_over=False)
-    with pytest.raises(ShardListError, match="not those of the run"):
+    with pytest.raises(ShardListError, match="differ from those of the resumed run"):
         list(other)

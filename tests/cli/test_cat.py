@@ -43,7 +43,7 @@ def test_cat_writes_the_same_bytes_again(shards: list[str], tmp_path: Path) -> N
 
 
 def test_cat_takes_the_samples_that_are_asked_for(shards: list[str]) -> None:
-    """Numbers are those of the whole stream; fewer samples than asked for are no error."""
+    """Numbers are those of the whole stream; a stream with fewer samples is not an error."""
     for arguments, expected in (
         (["-c", "4"], slice(0, 4)),
         (["-c", "0"], slice(0, 0)),

@@ -185,7 +185,7 @@ def test_condition_holds_when_the_value_is_so(text: str) -> None:
 
 @pytest.mark.parametrize("text", FAIL)
 def test_condition_fails_when_the_value_is_not_so(text: str) -> None:
-    """Also where there is no such value, and where a number would be compared with text."""
+    """A missing value and a comparison of a number with text do not match either."""
     assert not Condition(text).holds(SAMPLE)
 
 

@@ -154,7 +154,7 @@ def test_index_works_on_several_processes(tmp_path: Path) -> None:
     Path(urls[3]).write_bytes(b"no tar")
     done = run_wds("index", tmp_path, "-p", "3")
     assert done.status == 1
-    assert f"not indexed: shard {urls[3]} is no tar archive" in done.err
+    assert f"not indexed: shard {urls[3]} is not a tar archive" in done.err
     for url in (*urls[:3], urls[4]):
         assert ShardIndex.load(f"{url}.index") == index_shard(url, to=False)
 

@@ -9,6 +9,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+import cloudpickle
 import pytest
 from torch.utils.data import DataLoader
 from torch.utils.data.datapipes.iter import IterableWrapper
@@ -58,7 +59,6 @@ def test_graphs_are_copied_as_ever_when_nothing_is_pickled(build: Callable[[], A
     pipe = build()
     items = list(pipe)
     assert list(copy.deepcopy(pipe)) == items
-    cloudpickle = pytest.importorskip("cloudpickle")
     assert list(cloudpickle.loads(cloudpickle.dumps(pipe))) == items
     assert "holds" in says
 

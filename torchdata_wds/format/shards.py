@@ -295,7 +295,7 @@ class ShardNames:
             raise ValueError(f"'next' looks for shards in one folder or bucket, which {shown!r} does not have")
 
     def next_number(self, storage_options: Mapping[str, Mapping[str, Any]] | None = None) -> int:
-        """The number behind the highest that a shard of this pattern has."""
+        """Returns the number after the highest that a shard of this pattern has."""
         self.check_listable()
         folder, slash, last = self.pattern.rpartition("/")
         folder = _PLACE.sub(lambda match: self._fill(match, 0), folder)

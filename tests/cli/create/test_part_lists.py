@@ -160,7 +160,7 @@ def test_folder_names_files_that_may_not_be_read(tmp_path: Path, monkeypatch: py
 
 
 def test_folder_says_so_when_a_folder_vanishes(tmp_path: Path) -> None:
-    """What could not be listed is no silence."""
+    """A folder that cannot be listed is an error."""
     (problem,) = problems_of(SampleFolder, tmp_path / "gone")
     assert problem == f"folder '{tmp_path}/gone/': it cannot be read: No such file or directory"
 
@@ -174,7 +174,7 @@ def test_folder_without_samples_is_an_error(names: tuple[str, ...], tmp_path: Pa
 
 
 def test_folder_goes_as_deep_as_folders_do(tmp_path: Path) -> None:
-    """There is no recursion that could end."""
+    """Deep trees do not hit the recursion limit."""
     name = "d/" * 300 + "a.txt"
     write_files(tmp_path, name)
     assert samples_of(SampleFolder, tmp_path) == [{"__key__": name.removesuffix(".txt"), "txt": name.encode()}]
@@ -453,7 +453,7 @@ def test_plan_says_what_is_wrong_with_its_first_line(header: str, problem: str) 
     ],
 )
 def test_plan_says_what_is_wrong_with_a_row(row: str | bytes, problem: str, tmp_path: Path) -> None:
-    """The fourth line, behind good ones."""
+    """The error names the fourth line, after three good ones."""
     (tmp_path / "1.txt").write_text("1")
     data = row if isinstance(row, bytes) else row.encode()
     (found,) = problems_of(

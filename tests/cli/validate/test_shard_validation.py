@@ -374,7 +374,7 @@ def _rewrite(members: list[tuple[str, bytes]]) -> Callable[[Path], None]:
     [
         (_rewrite(text_samples("s", 4)), "bytes"),
         (_rewrite(text_samples("t", 3)), "'t00000'"),
-        (lambda path: path.with_name("x.tar.index").write_bytes(b"{}\n"), "no index"),
+        (lambda path: path.with_name("x.tar.index").write_bytes(b"{}\n"), "not an index"),
     ],
     ids=["other size", "same size", "no index"],
 )
@@ -412,7 +412,7 @@ def test_validate_compares_all_of_an_index(tmp_path: Path) -> None:
 
 
 def test_validate_does_not_blame_the_index_for_a_broken_shard(tmp_path: Path) -> None:
-    """It is that of the whole one; what is no index is told nevertheless."""
+    """It is that of the whole one; what is not an index is told nevertheless."""
     path = tmp_path / "x.tar"
     write_tar(path, text_samples("s", 3))
     index_shard(path)

@@ -66,7 +66,7 @@ def test_validate_passes_good_shards(tmp_path: Path) -> None:
 
 
 def test_validate_takes_warnings_as_errors_when_strict(tmp_path: Path) -> None:
-    """Odd names are no errors, and notes never are."""
+    """Odd names are not errors, and neither are notes."""
     members = [("README", b"x"), *text_samples("s", 3), *sample_members("more", txt=b"x")]
     url = write_tar(tmp_path / "x.tar", members)
     done = run_wds("validate", url)

@@ -352,7 +352,7 @@ def test_find_documents_holds_so_many_images_and_no_more() -> None:
 def test_find_documents_waits_for_nothing_when_images_cannot_come(layout: Any) -> None:
     """A sample with a dash in its key is one as any other."""
     (error,) = found([image("a-1")], layout)
-    assert "no interleaved document: expected the JSON of a document" in error
+    assert "not an interleaved document: expected the JSON of a document" in error
 
 
 @pytest.mark.parametrize("item", [3, ("a", b"b"), {"json": b"{}"}, {"__key__": None, "json": {}}])
@@ -369,7 +369,7 @@ def test_find_documents_names_the_sample_when_its_json_is_damaged(data: bytes) -
     (error,) = find_documents([{"__key__": "a", "__url__": "x.tar", "json": data}], "auto")
     assert isinstance(error, SampleError)
     assert (error.shard, error.key, error.field) == ("x.tar", "a", "json")
-    assert "field 'json' of sample 'a' in shard x.tar is no interleaved document" in str(error)
+    assert "field 'json' of sample 'a' in shard x.tar is not an interleaved document" in str(error)
 
 
 # ----------------------------------------------------------------------------------------------------------- writing

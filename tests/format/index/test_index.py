@@ -178,7 +178,7 @@ def test_load_raises_when_a_header_holds_what_no_index_says(name: str, value: ob
     head, rows = index_shard(shard).dump().split(b"\n", 1)
     path = Path(index_url(shard))
     path.write_bytes(json.dumps({**json.loads(head), name: value}).encode() + b"\n" + rows)
-    with pytest.raises(ShardFormatError, match=f"no index of a shard: .*its {name} is"):
+    with pytest.raises(ShardFormatError, match=f"not an index of a shard: .*its {name} is"):
         ShardIndex.load(path)
     with pytest.raises(ShardListError, match=f"the index beside shard .* cannot be used: .*its {name} is"):
         list(IterableWrapper([str(shard)]).split_shards(index=True))
@@ -201,7 +201,7 @@ def test_index_raises_when_a_row_cannot_be_one(row: bytes, tmp_path: Path) -> No
 def test_load_raises_when_a_header_is_nested_without_end(tmp_path: Path) -> None:
     """That no parser follows is an error about the file, for lists of counts too."""
     (tmp_path / "x.tar.index").write_bytes(DEEP)
-    with pytest.raises(ShardFormatError, match="no index of a shard"):
+    with pytest.raises(ShardFormatError, match="not an index of a shard"):
         ShardIndex.load(tmp_path / "x.tar.index")
     with pytest.raises(ShardListError, match="is not JSON"):
         list(IterableWrapper(["x.tar"]).split_shards(index=str(tmp_path / "x.tar.index")))
@@ -215,10 +215,10 @@ def test_load_refuses_what_is_no_index_or_not_whole(tmp_path: Path) -> None:
     path = tmp_path / "bad.index"
     lines = good.splitlines(keepends=True)
     cases = {
-        b"": "no index",
-        b"v1.2 3\n": "no index",
-        b"[1]\n": "no index",
-        b"{}\n": "no index",
+        b"": "not an index",
+        b"v1.2 3\n": "not an index",
+        b"[1]\n": "not an index",
+        b"{}\n": "not an index",
         good.replace(b'"version": 1', b'"version": 2'): "version",
         good.replace(b"torchdata_wds index", b"another"): "format",
         good[:-1]: "cut off",

@@ -113,7 +113,7 @@ def test_entries_keep_nothing_of_records_when_they_say_nothing_about_content(kin
 def test_read_members_refuses_when_the_archive_ends_after_a_header_that_says_nothing_about_content() -> None:
     """A cut between an extended header and its member is a cut, whatever the header says."""
     archive = entry("a.txt") + entry("x", record("mtime", "1"), kind=tarfile.XHDTYPE)
-    with pytest.raises(ShardFormatError, match="ends behind an extended header"):
+    with pytest.raises(ShardFormatError, match="ends after an extended header"):
         names(archive + END)
     with pytest.raises(ShardFormatError, match="cut off between two members"):
         names(archive, require_end_marker=False)
@@ -122,9 +122,9 @@ def test_read_members_refuses_when_the_archive_ends_after_a_header_that_says_not
 def test_read_members_refuses_the_end_when_zeros_follow_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torchdata_wds.format.tar.entries._LONGEST_END", 1 << 20)
     assert names(entry("a.txt") + bytes(1 << 20)) == ["a.txt"]
-    with pytest.raises(ShardFormatError, match="zeros behind its end-of-archive marker, at byte 1,024"):
+    with pytest.raises(ShardFormatError, match="zeros after its end-of-archive marker, at byte 1,024"):
         names(entry("a.txt") + bytes(4 << 20))
-    with pytest.raises(ShardFormatError, match="zeros behind its end-of-archive marker"):
+    with pytest.raises(ShardFormatError, match="zeros after its end-of-archive marker"):
         names(entry("a.txt") + bytes(4 << 20), concatenated=True)
 
 
@@ -132,5 +132,5 @@ def test_read_members_refuses_the_end_when_zeros_follow_without_end(monkeypatch:
 def test_read_members_tells_the_place_when_bytes_follow_the_end_marker(zeros: int) -> None:
     """However far behind it they lie, the offset is that of their block."""
     where = f"{512 + zeros + 1024:,}"
-    with pytest.raises(ShardFormatError, match=rf"bytes behind its end-of-archive marker, b'more', at byte {where}\."):
+    with pytest.raises(ShardFormatError, match=rf"bytes after its end-of-archive marker, b'more', at byte {where}\."):
         names(entry("a.txt") + bytes(zeros) + bytes(1024) + bytes(100) + b"more")

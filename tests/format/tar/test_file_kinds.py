@@ -69,7 +69,7 @@ def test_loader_says_what_a_file_is_when_it_is_no_tar_archive(
     """By its first bytes, or else by its name; whole files and those shorter than a header."""
     path = tmp_path / name
     path.write_bytes(data)
-    with pytest.raises(ShardFormatError, match=rf"is no tar archive.*{kind}"):
+    with pytest.raises(ShardFormatError, match=rf"is not a tar archive.*{kind}"):
         list(IterableWrapper([str(path)]).load_wds_shards())
 
 

@@ -567,7 +567,7 @@ def test_loader_raises_when_an_index_is_stale(tmp_path: Path) -> None:
         list(pipe)
     data = Path(url).read_bytes()
     Path(url).write_bytes(b"x" * len(data))
-    with pytest.raises(ShardFormatError, match=r"is no tar archive.*index_shard"):
+    with pytest.raises(ShardFormatError, match=r"is not a tar archive.*index_shard"):
         list(pipe)
     Path(url).write_bytes(data[:-512])
     with pytest.raises(ShardFormatError, match=r"has [\d,]+ bytes, and the index says"):

@@ -172,7 +172,7 @@ def test_pool_closes_files_when_segments_were_never_sent() -> None:
 
 
 def test_pool_does_without_when_the_system_has_no_more_files(monkeypatch: Any) -> None:
-    """Too many open files are no error: data goes another way."""
+    """Too many open files are not an error: data takes another way."""
 
     def refuse(name: str) -> int:
         raise OSError(24, "Too many open files")

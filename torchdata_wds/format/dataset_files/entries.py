@@ -124,7 +124,7 @@ def _entry(item: Any, place: SpecPlace, number: int) -> Part:
         raise place.error(f"expected a mapping with shards and other keys, found {short(item)}")
     free = {key: value for key, value in item.items() if key not in ENTRY_KEYS}
     if odd := [key for key in free if not isinstance(key, str)]:
-        raise place.error(f"the key {short(odd[0])} is no text; it would be the name of an argument")
+        raise place.error(f"the key {short(odd[0])} is not text; it would be the name of an argument")
     name = _checked_name(item, place, number)
     patterns = tuple(map(place.at("shards").check_pattern, _texts(item, "shards", place)))
     fields = _fields(item, place)

@@ -159,7 +159,7 @@ class _Finder:
         except Exception as cause:
             text = f"{type(cause).__name__}: {cause}" if type(cause) is not ValueError else str(cause)
             where = f"sample {key!r}" + (f" in shard {self.shard}" if self.shard else "")
-            message = f"field 'json' of {where} is no interleaved document: {text}."
+            message = f"field 'json' of {where} is not an interleaved document: {text}."
             raise SampleError(message, shard=self.shard, advice=SKIP_SAMPLES, key=key, field="json") from cause
         metadata = {name: item for name, item in sample.items() if is_metadata(name)}
         fields = {name: item for name, item in sample.items() if name != field and not is_metadata(name)}

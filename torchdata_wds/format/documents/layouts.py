@@ -36,7 +36,7 @@ class ImageSegment(NamedTuple):
     Attributes:
         image: What the image field holds, decoded or not; None where it is missing and ``missing="none"``.
         name: What the document calls it.
-        similarity: How well it fits the text behind it, None where the document does not say.
+        similarity: How well it fits the text after it; None if the document does not say.
         info: What else the document says about it.
     """
 
@@ -120,7 +120,7 @@ def _parse_info(info: Any, number: int, texts: int) -> ImageEntry:
         raise ValueError(f"expected {where}.image_name to be the name of an image, found {_kind(name)}")
     place = info.get("matched_text_index")
     if isinstance(place, bool) or not isinstance(place, int) or not 0 <= place <= texts:
-        valid = f"the number of a text, 0 to {texts - 1}, or {texts} for an image behind them all"
+        valid = f"the number of a text, 0 to {texts - 1}, or {texts} for an image after them all"
         raise ValueError(f"expected {where}.matched_text_index to be {valid}, found {_kind(place)}")
     similarity = info.get("matched_sim")
     if similarity is not None and not _is_finite(similarity):
@@ -243,7 +243,7 @@ def interleaved_sample(document: Mapping[str, Any], *, extension: str = "jpg") -
 
     The fields are called as the images; images without a name, or with one that can be no field (an address, say), by
     their number. Values are not encoded: the writers do that, by the extension. The JSON is MMC4's, with
-    ``matched_text_index`` equal to the number of texts for images behind the last text.
+    ``matched_text_index`` equal to the number of texts for images after the last text.
 
     Args:
         document: ``__key__``, ``segments``, and if wanted ``metadata``, ``similarity_matrix`` and further fields.

@@ -15,7 +15,7 @@ The file is UTF-8 text, one JSON value a line. The first line is an object:
 | ``sha256`` | its digest in hexadecimal digits; null where nobody has read the shard whole |
 
 Each further line is a sample in the shard's order: ``[key, start, stop, [[name, offset, size], ...]]``. ``start`` is
-where the header of its first member begins, extended headers included, and ``stop`` is behind the padding of its last;
+where the header of its first member begins, extended headers included, and ``stop`` is after the padding of its last;
 ``offset`` and ``size`` give the content of each member, both null for a sparse one. All are bytes of the decompressed
 archive. A hard link has the place of the content that it stands for.
 """
@@ -142,7 +142,7 @@ class ShardIndex(Sequence[IndexedSample]):
 
         Raises:
             ShardOpenError: if it cannot be opened.
-            ShardFormatError: if it is no index, or not whole.
+            ShardFormatError: if it is not an index, or not whole.
         """
         with open_shard(url, storage_options=storage_options) as stream:
             head, *rows = stream.read().split(b"\n")
@@ -220,7 +220,7 @@ def parse_index_header(line: bytes, shown: str) -> IndexHeader:
             raise TypeError(f"its sha256 is {header.sha256!r}, not text")
         return header
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        what = f"{shown} is no index of a shard: {type(error).__name__}: {error}. index_shard makes one"
+        what = f"{shown} is not an index of a shard: {type(error).__name__}: {error}. index_shard makes one"
         raise ShardFormatError(what, shard=shown, kind="index") from error
 
 
@@ -231,7 +231,7 @@ def dali_index(index: ShardIndex) -> str:
     ``extension offset size name`` for each member, all separated by blanks.
 
     Raises:
-        TypeError: if it is no index.
+        TypeError: if it is not an index.
         ShardFormatError: if DALI could not read the shard with it: it is compressed, has no sample, a name with
             blanks, or a sparse member.
 
@@ -284,7 +284,7 @@ def wids_index(
         md5sums: The MD5 digests of shards in hexadecimal digits, by their URLs.
 
     Raises:
-        TypeError: if one is no index.
+        TypeError: if one is not an index.
         ShardFormatError: for a compressed shard, which `wids` cannot read.
 
     Example:

@@ -44,7 +44,7 @@ def index_shard(
     Args:
         url: The shard, as `open_shard` takes it.
         keys: How names are split, as in ``group_by_key``.
-        to: Where to write the index: by default beside the shard, with ``.index`` behind its name; False writes none.
+        to: Where to write the index: by default beside the shard, with ``.index`` after its name; False writes none.
         storage_options: Options by protocol, for both.
 
     Returns:

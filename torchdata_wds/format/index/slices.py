@@ -28,7 +28,7 @@ class ShardSlice(NamedTuple):
         url: The shard.
         start: The first sample to read.
         stop: The sample to end before; None reads to the shard's end.
-        step: Only each so many-th sample from the first on is read.
+        step: Every `step`-th sample is read, from the first on.
     """
 
     url: str
@@ -44,7 +44,7 @@ class TailSlice(ShardSlice):
 
 
 class OpenSlice(ShardSlice):
-    """A slice that may reach behind the shard's last sample."""
+    """A slice that may reach past the shard's last sample."""
 
     __slots__ = ()
 
@@ -142,7 +142,7 @@ class _Slicer:
             return
         try:
             parts = self._split(unit.name)
-        except Exception:  # noqa: BLE001  (whoever groups calls it again, and asks a handler)
+        except Exception:  # noqa: BLE001  (grouping calls it again, and its handler decides)
             parts = None
         key = None if parts is None else parts[0]
         if key is not None and key != self.key:

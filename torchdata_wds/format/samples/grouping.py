@@ -198,7 +198,7 @@ def release_whole_samples(items: Iterable[Unit], split: SplitName, on_error: OnE
                 yield from held
                 held, current, closed = [], parts[0], False
         elif parts is not None and isinstance(item, ShardMember):
-            closed = False  # the sample goes on behind a member that was left out
+            closed = False  # the sample continues after a member that was left out
         if isinstance(item, ShardMember):
             held.append(item)
             if closed:

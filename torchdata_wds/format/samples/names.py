@@ -215,7 +215,7 @@ def as_bytes(value: Any, key: object, field: str) -> bytes:
 def _reason(key: str) -> str:
     base = key.rpartition("/")[2]
     cure = base.replace(".", "_")
-    dotted = f"its last part {base!r} has a dot, and the field begins behind the first dot; write {cure!r}, say"
+    dotted = f"its last part {base!r} has a dot, and the field begins after the first dot; write {cure!r}, say"
     reasons = (
         (not key, "it is empty"),
         (key.startswith("/"), "it is an absolute path; leave the first slash out"),

@@ -70,7 +70,7 @@ class TarEntries:
     def __post_init__(self) -> None:
         self._pass_over: Callable[[int], bool] | None
         self._pass_over = getattr(self.stream, "pass_over", None) or gap_seeker(self.stream)
-        self.has_globals = False  # whether a global header changes names or sizes of the entries behind it
+        self.has_globals = False  # whether a global header changes names or sizes of the entries after it
         self.raw: list[bytes] = []  # the blocks of the current entry's headers, for those that look closer
         self._first = self._start = self.offset
         self._global: dict[str, bytes] = {}
@@ -91,7 +91,7 @@ class TarEntries:
             except HeaderError as error:
                 at = self.offset - BLOCK
                 if at == self._first:
-                    what = f"is no tar archive: its first bytes are {block[:40]!r}, and {error},"
+                    what = f"is not a tar archive: its first bytes are {block[:40]!r}, and {error},"
                     raise self.damaged("no-tar", what, describe_file(block, self.shard), at=at) from None
                 raise self.damaged("bad-header", f"has a damaged header: {error};", at=at) from None
             self.raw.append(block)
@@ -209,7 +209,7 @@ class TarEntries:
 
     def _cut(self, where: str, missing: int, *, member: str | None = None, starts: bytes = b"") -> NoReturn:
         if starts and self.offset - len(starts) == self._first:
-            what = f"is no tar archive: it is only {len(starts)} bytes long, {starts[:40]!r},"
+            what = f"is not a tar archive: it is only {len(starts)} bytes long, {starts[:40]!r},"
             raise self.damaged("no-tar", what, describe_file(starts, self.shard))
         advice = _MAYBE_NO_END if where.startswith("between") else DOWNLOAD_AGAIN
         advice = Advice(*(f"Expected at least {missing:,} more bytes. {words}" for words in advice))
@@ -314,7 +314,7 @@ class TarEntries:
     def _pass_end_marker(self) -> bytes:
         """Reads on after a zero block; returns the next archive's first header, or nothing at the verified end."""
         if self._extended:
-            raise self.damaged("cut", "ends behind an extended header, before its member,")
+            raise self.damaged("cut", "ends after an extended header, before its member,")
         begin = self.offset
         while True:
             # the first blocks one by one: what follows them at once must not wait for more to come
@@ -326,12 +326,12 @@ class TarEntries:
             self.offset += len(block)
             if not (rest := block.lstrip(b"\0")):
                 if self.offset - begin > _LONGEST_END:
-                    what = "has more than 256 MiB of zeros behind its end-of-archive marker,"
+                    what = "has more than 256 MiB of zeros after its end-of-archive marker,"
                     raise self.damaged("trailing-bytes", what, _TRUNCATE, at=begin)
                 continue
             if not self.concatenated:
                 at += (len(block) - len(rest)) // BLOCK * BLOCK
-                what = f"has bytes behind its end-of-archive marker, {rest[:20]!r},"
+                what = f"has bytes after its end-of-archive marker, {rest[:20]!r},"
                 raise self.damaged("trailing-bytes", what, _CONCATENATED, at=at)
             if len(block) < BLOCK:
                 self._cut("inside a header", BLOCK - len(block))

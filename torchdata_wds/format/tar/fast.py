@@ -42,14 +42,14 @@ class Window:
     names: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        # Rows whose next row is not right behind them: something else lies between, or a tar inside the member.
+        # Rows not directly followed by the next row: something else lies between, or a tar inside the member.
         self._breaks: list[int] = []
         if self.nexts[:-1] != self.begins[1:]:
             self._breaks = [row for row, begin in enumerate(self.begins[1:]) if begin != self.nexts[row]]
         self._breaks.append(len(self.begins) - 1)
 
     def run_at(self, position: int) -> tuple[int, int]:
-        """Finds the members one behind the other from a position on, where an entry must begin: first row and end."""
+        """Finds the adjacent members from a position on, where an entry must begin: first row and end."""
         first = bisect_left(self.begins, position)
         if first == len(self.begins) or self.begins[first] != position:
             return 0, 0
@@ -90,7 +90,7 @@ def find_members(data: bytes) -> Window:
 
 
 def _octal(digits: Array, behind: Array) -> tuple[Array, Array]:
-    """Reads fields of octal digits, and tells in which rows they are nothing but digits, blanks and NULs behind."""
+    """Reads fields of octal digits; the second array says which rows hold only digits, then blanks or NULs."""
     values = digits - np.uint8(ord("0"))  # below "0" it wraps to large numbers
     valid: Array = (values < 8).all(axis=1) & ((behind == 0) | (behind == ord(" "))).all(axis=1)
     return values @ _OCTAL_PLACES[-values.shape[1] :], valid
@@ -151,9 +151,9 @@ def read_plain_header(block: bytes) -> tuple[str, int] | None:
 
 # The sizes of a window in bytes: the first one is small so that the first sample comes soon. 0 turns windows off.
 SMALLEST_WINDOW, LARGEST_WINDOW = 1 << 16, 1 << 21
-LARGE_MEMBER = 1 << 16  # a window is worth its price while members take at most so many bytes on average
-FIRST_MEMBERS = 2  # so many members are read one by one at first: they show what follows
-# After a window that was not worth it so many members are read one by one; twice as many after the next, and so on.
+LARGE_MEMBER = 1 << 16  # windows pay off while members take at most this many bytes on average
+FIRST_MEMBERS = 2  # how many members are read one by one at first: they show what follows
+# How many members are read one by one after a window that did not pay off; twice as many after the next, and so on.
 FIRST_PAUSE, LONGEST_PAUSE = 128, 1024
 _LARGEST_READ = 16 << 20  # a header may lie about a size: larger members are read in pieces, as bytes arrive
 # Seconds after which a window is taken as far as it has come: the samples of a slow source do not wait for it to fill.
@@ -247,7 +247,7 @@ class LookAhead:
         return MemberRun(self._url, window.data, names, starts, ends, self._visit), length
 
     def _read_member(self) -> tuple[ShardMember | PassedMember, int] | None:
-        """Reads one member; gives back what was read where that does not go as it should."""
+        """Reads one member; leaves what was read to the plain reader if anything is unusual."""
         parts = [self._stream.read(BLOCK)]
         found = read_plain_header(parts[0])
         if found is not None:

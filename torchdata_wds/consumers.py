@@ -6,6 +6,7 @@ loses items, or breaks, if its workers' streams differ in length; a ``.join_work
 
 import multiprocessing
 import os
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -19,6 +20,9 @@ from torchdata_wds.environment import launched_place
 
 _WORKER_MAIN = ("torchdata.dataloader2.communication.eventloop", "DataPipeToQueuesLoop")
 _joined = False
+
+#: What the option ``ranks=`` takes: ``"auto"``, ``(rank, size)``, a ProcessGroup or one dimension of a DeviceMesh.
+Ranks = Any
 
 
 class Place(NamedTuple):
@@ -126,6 +130,44 @@ def distributed_place() -> Place | None:
     if distributed.is_available() and distributed.is_initialized():
         return Place(distributed.get_world_size(), distributed.get_rank())
     return None
+
+
+def checked_ranks(ranks: Ranks) -> Place | None:
+    """Returns the place that the option ``ranks=`` gives; None for ``"auto"``, which is looked up at the first epoch.
+
+    Ranks of one model replica (tensor, pipeline or context parallelism) must read the same data, so they pass their
+    place among the data-parallel ranks only.
+
+    Raises:
+        TypeError: if it is none of ``"auto"``, ``(rank, size)``, a ProcessGroup and a DeviceMesh.
+        ValueError: if the rank is not below the size, the process is not in the group, or the mesh has several
+            dimensions.
+    """
+    if isinstance(ranks, str) and ranks == "auto":
+        return None
+    if isinstance(ranks, (tuple, list)) and len(ranks) == 2 and all(type(number) is int for number in ranks):
+        rank, size = ranks
+        if not 0 <= rank < size:
+            raise ValueError(f"ranks={ranks!r} must be (rank, size), with 0 <= rank < size")
+        return Place(size, rank)
+    if (mesh := _mesh_type()) is not None and isinstance(ranks, mesh):
+        if ranks.ndim != 1:
+            raise ValueError(
+                f"ranks= takes one dimension of a DeviceMesh, not all of {tuple(ranks.mesh_dim_names or ())}: pass the "
+                "data-parallel one, as mesh['dp']; several that are data-parallel are first made one by mesh._flatten()"
+            )
+        return Place(ranks.size(), ranks.get_local_rank())
+    distributed = torch.distributed
+    if distributed.is_available() and isinstance(ranks, distributed.ProcessGroup):
+        return Place(distributed.get_world_size(ranks), distributed.get_rank(ranks))
+    if type(ranks) is int and distributed.is_available() and ranks == distributed.GroupMember.NON_GROUP_MEMBER:
+        raise ValueError("ranks= is a process group that this process does not belong to: pass its own group")
+    raise TypeError(f"ranks must be 'auto', (rank, size), a ProcessGroup or a dimension of a DeviceMesh, not {ranks!r}")
+
+
+def _mesh_type() -> type[Any] | None:
+    """Returns the class DeviceMesh if it has been imported: only then can a program have one."""
+    return getattr(sys.modules.get("torch.distributed.device_mesh"), "DeviceMesh", None)
 
 
 def rank_place() -> Place:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -137,7 +136,7 @@ class WorkersReadingService(CheckpointableReadingServiceInterface):  # type: ign
         self._graph: Any = None  # a RunningGraph
         self._signature: signatures.Signature = {}
         self._shards: signatures.Signature | None = None  # as listed in this epoch
-        self._generator = b""  # at the start of the epoch
+        self._generator: list[Any] = []  # its values at the start of the epoch
         self._stream_seeds: Seeds | None = None
         self._restored: Checkpoint | None = None
         self._group: Any = None
@@ -175,8 +174,8 @@ class WorkersReadingService(CheckpointableReadingServiceInterface):  # type: ign
             self._epoch = restored.epoch - restored.in_epoch
             self._stream_seeds = restored.stream_seeds
             if restored.in_epoch:
-                seed_generator.__setstate__(pickle.loads(restored.generator).__getstate__())
-        self._generator = pickle.dumps(seed_generator)
+                _restore_generator(seed_generator, restored.generator)
+        self._generator = _generator_values(seed_generator)
         seeds = self._draw(seed_generator)
         self._epoch += 1
         was_left_early, self._in_epoch = self._in_epoch, True
@@ -321,3 +320,20 @@ def _generator(shared: int, local: int, place: int) -> Any:
     """Returns a seed generator whose shared seeds are the same in all places; its others belong to this place."""
     alike, own = SeedGenerator(shared), SeedGenerator(local).spawn(place)
     return SeedGenerator(_rngs=(alike._shared_rng, own._worker_rng))
+
+
+#: The attributes of torchdata's ``PhiloxEngine``, two of which make a ``SeedGenerator``.
+_ENGINE = ("_seed", "_ctr", "_generated_seeds", "_spawn_seed")
+
+
+def _generator_values(seed_generator: Any) -> list[Any]:
+    """Returns the state of a seed generator as plain values."""
+    values = [[getattr(engine, name) for name in _ENGINE] for engine in seed_generator.__getstate__()]
+    return [[value if value is None else list(value) for value in engine] for engine in values]
+
+
+def _restore_generator(seed_generator: Any, values: list[Any]) -> None:
+    """Sets a seed generator to a state."""
+    for engine, (seed, counter, generated, spawn_seed) in zip(seed_generator.__getstate__(), values, strict=True):
+        engine._seed, engine._spawn_seed = tuple(seed), tuple(spawn_seed)
+        engine._ctr, engine._generated_seeds = list(counter), generated and list(generated)

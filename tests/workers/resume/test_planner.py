@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import operator
 import random
 from collections.abc import Callable, Iterator
@@ -23,7 +24,7 @@ from torchdata_wds import image_decoder, index_shard, wds_collate
 from torchdata_wds.pipes.chain_text import short_name
 from torchdata_wds.pipes.seeds import mix
 from torchdata_wds.workers.graphs import LocalIterDataPipe
-from torchdata_wds.workers.resume import checkpoints
+from torchdata_wds.workers.resume import packed_facts
 from torchdata_wds.workers.resume import stream as streams
 from torchdata_wds.workers.resume.checkpoints import Streams, pack_streams, unpack_streams
 from torchdata_wds.workers.resume.planner import find_chain
@@ -271,7 +272,7 @@ class Run:
 
     def packed(self, taken: int) -> Any:
         self.local.wait_for_facts()
-        return pack_streams(self.pipe, self.local.streams, taken)
+        return json.loads(json.dumps(pack_streams(self.pipe, self.local.streams, taken)))
 
     def resume(self, packed: Any, epoch: int) -> Run:
         self.local.streams = unpack_streams(self.pipe, packed, seeds_of(0), epoch + 1)
@@ -319,7 +320,7 @@ def test_stream_is_exact_when_it_begins_anywhere(
     first: int, most_bytes: int, shards: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Random chains of stages, cut at random: what is left of the epoch, and the next one."""
-    monkeypatch.setattr(checkpoints, "_MOST_BYTES", most_bytes)
+    monkeypatch.setattr(packed_facts, "_MOST_BYTES", most_bytes)
     monkeypatch.setattr(streams, "_SEEDED_ITEMS", 8)
     for seed in range(first, first + (5 if first == 0 else 60)):
         given = shards[seed % 3]

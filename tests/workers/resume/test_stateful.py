@@ -1,5 +1,7 @@
 """StatefulPipeline: the states of a bare StatefulDataLoader are exact."""
 
+import io
+import json
 import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,6 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint
+from torch import distributed
 from torch.utils.data import DataLoader
 from torch.utils.data.datapipes.iter import IterableWrapper
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -32,7 +36,8 @@ from tests.kits.resume_kit import (
 )
 from tests.kits.shards import text_keys, write_text_shards
 from tests.kits.workers_kit import run_script
-from torchdata_wds import StatefulPipeline
+from torchdata_wds import StatefulPipeline, index_shard
+from torchdata_wds.workers.resume.checkpoints import UNSTARTED, Checkpoint
 
 # StatefulDataLoader calls a function of torch that warns; and the workers of a test may be more than the cores.
 pytestmark = [
@@ -71,7 +76,7 @@ def run(pipe: Any, epochs: int, workers: int = 0, **options: Any) -> list[list[A
 
 
 def stopped(pipe: Any, epoch: int, cut: Cut, workers: int = 0, **options: Any) -> Any:
-    """The state of a run that is stopped after `cut` items of an epoch, as a file would keep it."""
+    """The state of a run that is stopped after `cut` items of an epoch, as a JSON file would keep it."""
     with loader_of(pipe, workers, **options) as loader:
         for _ in range(epoch):
             list(loader)
@@ -81,7 +86,7 @@ def stopped(pipe: Any, epoch: int, cut: Cut, workers: int = 0, **options: Any) -
         else:
             for _ in range(int(cut)):
                 next(iterator)
-        return pickle.loads(pickle.dumps(loader.state_dict()))
+        return json.loads(json.dumps(loader.state_dict()))
 
 
 def resumed(pipe: Any, state: Any, epochs: range, workers: int = 0, **options: Any) -> list[list[Any]]:
@@ -195,6 +200,50 @@ def test_stateful_pipeline_skips_when_items_can_be_counted(urls: list[str], capl
     assert [record.getMessage().partition(":")[0] for record in caplog.records] == ["resuming at item 5 of epoch 2"] * 2
     assert "are skipped" in caplog.messages[0]
     assert "because Shuffler may yield more, fewer or other items" in caplog.messages[1]
+
+
+class Holder:
+    """Keeps a loader's state under one key, as trainers do that save with torch.distributed.checkpoint."""
+
+    def __init__(self, held: Any) -> None:
+        self.held = held
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"data": self.held.state_dict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.held.load_state_dict(state_dict["data"])
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled, unavailable or uninitialized")
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
+@pytest.mark.parametrize("wrap", [lambda pipeline: pipeline, lambda pipeline: StatefulDataLoader(pipeline, None)])
+def test_stateful_pipeline_resumes_when_a_distributed_checkpoint_has_its_state(
+    wrap: Any, urls: list[str], tmp_path: Path
+) -> None:
+    """Such a checkpoint loads only the keys that the new object's state already has."""
+    first, again = (Holder(wrap(StatefulPipeline(batched(urls), seed=SEED))) for _ in range(2))
+    items = iter(first.held)
+    for _ in range(3):
+        next(items)
+    distributed.checkpoint.save({"loader": first}, checkpoint_id=tmp_path)
+    distributed.checkpoint.load({"loader": again}, checkpoint_id=tmp_path)
+    assert list(again.held) == list(items)
+
+
+@pytest.mark.slow
+def test_stateful_pipeline_has_a_small_plain_state_at_each_step_when_workers_read_many_shards(tmp_path: Path) -> None:
+    """torch.load takes each with weights_only; that of 4 workers stays below 10 KB."""
+    many = write_text_shards(tmp_path, [1] * 400)
+    for url in many:
+        index_shard(url)
+    with loader_of(plain(many), 4) as loader:
+        for step, _ in enumerate(loader):
+            file = io.BytesIO()
+            torch.save(loader.state_dict(), file)
+            file.seek(0)
+            assert torch.load(file, weights_only=True) == loader.state_dict()
+            assert len(json.dumps(loader.state_dict())) < 10_000, step
 
 
 # ------------------------------------------------------------------------------------------------------------- epochs
@@ -364,14 +413,30 @@ def test_stateful_pipeline_is_exact_when_workers_are_spawned(urls: list[str]) ->
 def test_stateful_pipeline_has_no_state_when_it_never_ran(urls: list[str]) -> None:
     """An empty state is that of the beginning; one that was loaded is given back until it is used."""
     pipeline = StatefulPipeline(batched(urls), seed=SEED)
-    assert pipeline.state_dict() == {}
+    assert pipeline.state_dict() == UNSTARTED
     pipeline.load_state_dict({})
+    pipeline.load_state_dict(pipeline.state_dict())
     first = next(iter(pipeline))
     state = pipeline.state_dict()
     again = StatefulPipeline(batched(urls), seed=SEED)
     again.load_state_dict(state)
     assert again.state_dict() is state
     assert [first, *again] == run(batched(urls), 1)[0]
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        ([1], "not a state of torchdata_wds: expected a dict, got list"),
+        ({"version": 1}, "made by another version"),
+        ({"signature": {}, "epoch": 0, "stream_epoch": 0, "is_over": False, "streams": ()}, "made by another version"),
+        ({**UNSTARTED, "item": 3}, "not a state of torchdata_wds: it is damaged"),
+    ],
+)
+def test_stateful_pipeline_refuses_when_it_is_given_no_state(state: Any, message: str, urls: list[str]) -> None:
+    """At once, before anything is read."""
+    with pytest.raises(ValueError, match=message):
+        StatefulPipeline(plain(urls)).load_state_dict(state)
 
 
 def refusal_of(pipe: Any, state: Any, **options: Any) -> str:
@@ -394,10 +459,10 @@ def test_stateful_pipeline_refuses_when_the_number_of_workers_differs(urls: list
     """Said by the dataset where the loader hands the state on to it."""
     dataset = StatefulPipeline(plain(urls), seed=SEED)
     next(iter(dataset))
-    state = dataset.state_dict()
-    state["signature"] = {**state["signature"], "num_workers": 2, "worker": 1, "ranks": 4, "rank": 3}
+    state = Checkpoint.from_plain(dataset.state_dict())
+    signature = {**state.signature, "num_workers": 2, "worker": 1, "ranks": 4, "rank": 3}
     again = StatefulPipeline(plain(urls), seed=SEED)
-    again.load_state_dict(state)
+    again.load_state_dict(state._replace(signature=signature).to_plain())
     with pytest.raises(ValueError, match="num_workers: 2 then, 0 now; worker: 1 then, 0 now; ranks: 4 then, 1 now"):
         iter(again)
 
@@ -441,7 +506,7 @@ def test_stateful_pipeline_refuses_when_there_are_several_epochs(urls: list[str]
 REPEATED = """
 from torch.utils.data import DataLoader
 from torch.utils.data.datapipes.iter import IterableWrapper
-from torchdata_wds import StatefulPipeline
+from torchdata_wds import StatefulPipeline, index_shard
 loader = DataLoader(StatefulPipeline(IterableWrapper(range(2))), batch_size=None, num_workers=2)
 assert sorted(loader) == [0, 0, 1, 1]
 """

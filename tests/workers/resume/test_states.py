@@ -1,8 +1,12 @@
 """Where streams are, in a few bytes: turns, facts, signatures, and the generators that items draw from."""
 
+import base64
 import functools
+import io
+import json
 import pickle
 import random
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,8 +20,9 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 import torchdata_wds  # registers the functional forms
 from tests.kits.workers_kit import run_script
 from torchdata_wds.pipes.resume_facts import EpochEnded, Facts, PassBegun, PassEnded, ShardBegun, SkipNotice, Wanted
-from torchdata_wds.workers.resume import checkpoints
-from torchdata_wds.workers.resume.checkpoints import Checkpoint, Streams, Turns, pack_facts, unpack_facts
+from torchdata_wds.workers.resume import packed_facts
+from torchdata_wds.workers.resume.checkpoints import UNSTARTED, Checkpoint, Streams, Turns
+from torchdata_wds.workers.resume.packed_facts import pack_facts, unpack_facts
 from torchdata_wds.workers.resume.signatures import check_signature, describe_shards, graph_signature
 from torchdata_wds.workers.resume.stream import OwnGenerators, seed_generators
 
@@ -84,7 +89,7 @@ def test_packed_facts_are_whole_when_there_are_few() -> None:
     """Nothing is left out where there is room; unpacking gives what was packed."""
     facts = facts_of([[3, 0, 5], [2, 6]])
     facts.add([SkipNotice("WdsMapper")])
-    found = unpack_facts(pickle.loads(pickle.dumps(pack_facts(facts, 9, 1, 2))))
+    found = unpack_facts(json.loads(json.dumps(pack_facts(facts, 9, 1, 2))))
     assert known(found) == known(facts)
     assert isinstance(found.shards[0], ShardBegun)
     assert isinstance(found.passes[0], PassBegun)
@@ -95,7 +100,7 @@ def test_packed_facts_keep_what_was_open_when_shards_are_interleaved() -> None:
     facts = Facts()
     facts.add([PassBegun(0, 0)])
     facts.add([ShardBegun(0, 3 * number, number, 7, ((number, 0), (2, 5 * number))) for number in range(300)])
-    found = unpack_facts(pickle.loads(pickle.dumps(pack_facts(facts, 600, 1, 2))))
+    found = unpack_facts(json.loads(json.dumps(pack_facts(facts, 600, 1, 2))))
     assert set(found.shards) <= set(facts.shards)
     assert found.shard_of(0, 600) == (ShardBegun(0, 600, 200, 7, ((200, 0), (2, 1000))), True)
     assert 40 < len(found.shards) < 60
@@ -103,7 +108,7 @@ def test_packed_facts_keep_what_was_open_when_shards_are_interleaved() -> None:
 
 def test_packed_facts_keep_the_place_when_they_are_thinned(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last beginning before the item is kept, and is known to be the last; the first pass and shard are too."""
-    monkeypatch.setattr(checkpoints, "_MOST_BYTES", 0)
+    monkeypatch.setattr(packed_facts, "_MOST_BYTES", 0)
     draw = random.Random(2)
     lengths = [[draw.randrange(0, 4) for _ in range(200)] for _ in range(9)]
     facts = facts_of(lengths)
@@ -121,7 +126,7 @@ def test_packed_facts_keep_the_place_when_they_are_thinned(monkeypatch: pytest.M
 
 def test_packed_facts_claim_nothing_that_was_left_out_when_thinned(monkeypatch: pytest.MonkeyPatch) -> None:
     """For every earlier sample, a beginning is found that is before it, and said to be the last only if it is."""
-    monkeypatch.setattr(checkpoints, "_MOST_BYTES", 0)
+    monkeypatch.setattr(packed_facts, "_MOST_BYTES", 0)
     facts = facts_of([[2] * 60])
     found = unpack_facts(pack_facts(facts, 100, 1, 1))
     exact = 0
@@ -137,7 +142,7 @@ def test_packed_facts_claim_nothing_that_was_left_out_when_thinned(monkeypatch: 
 
 def test_packed_facts_take_batches_as_so_many_samples_when_they_are_thinned(monkeypatch: pytest.MonkeyPatch) -> None:
     """The place among the shards is reckoned in samples."""
-    monkeypatch.setattr(checkpoints, "_MOST_BYTES", 0)
+    monkeypatch.setattr(packed_facts, "_MOST_BYTES", 0)
     found = unpack_facts(pack_facts(facts_of([[1] * 400]), 20, 10, 4))
     assert found.shard_of(0, 200) == (ShardBegun(0, 200, 200, 1400), True)
 
@@ -156,28 +161,142 @@ def checkpoint_of(workers: int, shards: int, *, passes: int = 1) -> Checkpoint:
         "rank": 63,
         "distributed": True,
         "seed": 2**63 + 1,
-        "stages": [("SampleDecoder", draw.getrandbits(32)) for _ in range(20)],
-        "shards": [(shards, draw.getrandbits(32))],
+        "stages": [["SampleDecoder", draw.getrandbits(32)] for _ in range(20)],
+        "shards": [[shards, draw.getrandbits(32)]],
+        "contents": [
+            [
+                [number, 10**8 + draw.randrange(10**6), draw.getrandbits(32), 10_000, draw.randbytes(8).hex()]
+                for number in range(64)
+            ]
+        ],
     }
-    return Checkpoint(signature, 7, True, draw.randbytes(400), (2**63, 2**62), (counts, list(range(workers)), packed))
+    generator = [[draw.getrandbits(32) for _ in range(12)] for _ in range(2)]
+    return Checkpoint(signature, 7, True, generator, (2**64 - 1, 2**62), [counts, list(range(workers)), packed])
 
 
-@pytest.mark.parametrize(("workers", "shards", "passes"), [(1, 5000, 1), (64, 5000, 1), (8, 5000, 500), (64, 640, 64)])
+@pytest.mark.parametrize(
+    ("workers", "shards", "passes"), [(1, 5000, 1), (4, 5000, 1), (64, 5000, 1), (8, 5000, 500), (64, 640, 64)]
+)
 def test_checkpoint_is_small_when_workers_have_told_much(workers: int, shards: int, passes: int) -> None:
-    """Less than 10 KB for 64 workers that have each begun 5,000 shards: the fewer marks, the more workers."""
+    """Less than 10 KB for workers that have each begun 5,000 shards: the fewer marks, the more workers."""
     state = checkpoint_of(workers, shards, passes=passes)
-    data = state.dump()
-    assert len(data) < 10_000
-    assert Checkpoint.load(data) == state
+    assert len(state.dump()) < 10_000
+    assert len(json.dumps(state.to_plain())) < 10_000
 
 
-@pytest.mark.parametrize("damage", [b"", b"no state", "cut", "other"])
-def test_checkpoint_refuses_when_bytes_are_no_state(damage: Any) -> None:
-    """Whatever unpickling makes of it, it is a ValueError that says what was expected."""
-    data = checkpoint_of(2, 10).dump()
-    data = {"cut": data[:-9], "other": data[:2] + data[3:]}.get(damage, damage)
-    with pytest.raises(ValueError, match="not a state of WorkersReadingService"):
+def saved_by_torch(value: Any) -> Any:
+    file = io.BytesIO()
+    torch.save(value, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+@pytest.mark.parametrize(
+    "through", [lambda plain: json.loads(json.dumps(plain)), saved_by_torch], ids=["json", "torch"]
+)
+def test_checkpoint_is_the_same_when_it_was_saved(through: Any) -> None:
+    """As bytes, and as plain values that went through JSON or torch; seeds up to 2**64 - 1 stay exact."""
+    state = checkpoint_of(3, 20)
+    assert Checkpoint.load(state.dump()) == state
+    assert Checkpoint.from_plain(through(state.to_plain())) == state
+    assert Checkpoint.from_plain({**state.to_plain(), "more": 1}) == state
+
+
+def test_checkpoint_tells_people_where_it_is() -> None:
+    """The keys are those of a loader that never ran; the items are those of all workers."""
+    state = checkpoint_of(3, 20)
+    plain = state.to_plain()
+    assert plain.keys() == UNSTARTED.keys()
+    assert (plain["version"], plain["epoch"], plain["in_epoch"], plain["item"]) == (2, 7, True, sum(state.streams[0]))
+    assert state._replace(in_epoch=False, streams=None).to_plain()["item"] == 0
+
+
+def deflated(data: bytes) -> bytes:
+    return zlib.compress(data)
+
+
+def as_text(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+class Trap:
+    """Fails the test when it is unpickled."""
+
+    def __reduce__(self) -> Any:
+        return pytest.fail, ("a state was unpickled",)
+
+
+OLDER = zlib.compress(pickle.dumps(({"stages": []}, 1, True, Trap(), None, None), pickle.HIGHEST_PROTOCOL))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (b"", "not a state of torchdata_wds: it is damaged"),
+        (b"no state", "not a state of torchdata_wds: it is damaged"),
+        ("text", "not a state of torchdata_wds: it is damaged"),
+        (None, "not a state of torchdata_wds: it is damaged"),
+        (lambda data: data[:-9], "not a state of torchdata_wds: it is damaged"),
+        (lambda data: data[:2] + data[3:], "not a state of torchdata_wds: it is damaged"),
+        (deflated(b"[" * 100_000), "not a state of torchdata_wds: it is damaged"),
+        (deflated(b'{"version": 2, "epoch": ' + b"1" * 5000 + b"}"), "not a state of torchdata_wds: it is damaged"),
+        (deflated(b"\xff"), "not a state of torchdata_wds: it is damaged"),
+        (deflated(b"null"), "expected a dict, got NoneType"),
+        (deflated(b"[1]"), "expected a dict, got list"),
+        (deflated(b'{"version": 2}'), "it holds other values than a state does"),
+        (deflated(b'{"version": 3}'), "made by another version of torchdata_wds"),
+        (OLDER, "made by another version of torchdata_wds"),
+    ],
+)
+def test_checkpoint_refuses_when_bytes_are_no_state(damage: Any, message: str) -> None:
+    """A ValueError says what is wrong; nothing is ever unpickled."""
+    data = damage(checkpoint_of(2, 10).dump()) if callable(damage) else damage
+    with pytest.raises(ValueError, match=message):
         Checkpoint.load(data)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (None, "expected a dict, got NoneType"),
+        ([1], "expected a dict, got list"),
+        ({"version": 1}, "made by another version of torchdata_wds"),
+        ({"version": "2"}, "made by another version of torchdata_wds"),
+        ({"epoch": "1"}, "'epoch' must be of type int, not str"),
+        ({"epoch": True}, "'epoch' must be of type int, not bool"),
+        ({"in_epoch": 1}, "'in_epoch' must be of type bool, not int"),
+        ({"item": 1.5}, "'item' must be of type int, not float"),
+        ({"state": b""}, "'state' must be of type str, not bytes"),
+        ({"state": ""}, "not a state of torchdata_wds: it is damaged"),
+        ({"state": "abc!"}, "its text is damaged"),
+        ({"state": "\u00e9"}, "its text is damaged"),
+        ({"state": as_text(b"no state")}, "not a state of torchdata_wds: it is damaged"),
+        ({"state": as_text(OLDER)}, "made by another version of torchdata_wds"),
+        ({"state": as_text(deflated(b"{}"))}, "it holds other values than a state does"),
+        ({"state": as_text(deflated(b'{"signature": {}, "stream_seeds": 1}'))}, "it holds other values"),
+        ({"state": as_text(deflated(b'{"signature": {}, "streams": [[0], [0]]}'))}, "it holds other values"),
+    ],
+)
+def test_checkpoint_refuses_when_plain_values_are_no_state(change: Any, message: str) -> None:
+    """A ValueError names the value that is wrong."""
+    plain = {**checkpoint_of(2, 10).to_plain(), **change} if isinstance(change, dict) else change
+    with pytest.raises(ValueError, match=message):
+        Checkpoint.from_plain(plain)
+
+
+@pytest.mark.parametrize("name", UNSTARTED)
+def test_checkpoint_refuses_when_a_key_is_missing(name: str) -> None:
+    """It names the key."""
+    plain = checkpoint_of(2, 10).to_plain()
+    del plain[name]
+    with pytest.raises(ValueError, match=f"not a state of torchdata_wds: it has no '{name}'"):
+        Checkpoint.from_plain(plain)
+
+
+def test_checkpoint_says_so_when_the_state_is_of_an_older_pipeline() -> None:
+    """Such states were nested dicts without a version."""
+    with pytest.raises(ValueError, match="made by another version of torchdata_wds"):
+        Checkpoint.from_plain({"signature": {}, "epoch": 0, "stream_epoch": 0, "is_over": False, "streams": ()})
 
 
 def test_streams_begin_where_the_epoch_ended_when_they_continue() -> None:
@@ -392,8 +511,12 @@ def signature_of(pipe: IterDataPipe, **more: Any) -> dict[str, Any]:
 
 
 def test_signatures_agree_when_all_is_the_same() -> None:
-    """Nothing is raised."""
+    """Nothing is raised, whether or not the earlier one went through JSON."""
     check_signature(signature_of(graph()), signature_of(graph()))
+    check_signature(
+        json.loads(json.dumps(signature_of(graph(), seed=2**64 - 1))), signature_of(graph(), seed=2**64 - 1)
+    )
+    check_signature(signature_of(graph(), place=[1, 2]), signature_of(graph(), place=(1, 2)))
 
 
 def test_signatures_name_every_difference_when_there_are_several() -> None:

@@ -6,13 +6,12 @@ The next turn, and the number of items that each worker has yielded, follow from
 
 from __future__ import annotations
 
+import base64
+import json
 import logging
-import pickle
-import struct
 import zlib
-from bisect import bisect_right
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torch.utils.data import IterDataPipe
@@ -22,20 +21,13 @@ from torch.utils.data.graph import DataPipe, traverse_dps
 from torchdata_wds.consumers import upstream
 from torchdata_wds.handlers import warn_once
 from torchdata_wds.pipes.chain_text import short_name
-from torchdata_wds.pipes.resume_facts import Facts, PassBegun, ShardBegun
-from torchdata_wds.storage.byte_streams import StoredVersion
+from torchdata_wds.pipes.resume_facts import Facts, PassBegun
+from torchdata_wds.workers.resume.packed_facts import pack_facts, unpack_facts
 from torchdata_wds.workers.resume.planner import find_chain, has_functions, is_one_to_one, is_torchdata
 from torchdata_wds.workers.resume.signatures import Signature
 from torchdata_wds.workers.resume.stream import Point, Seeds
 
 logger = logging.getLogger(__name__)
-
-_MOST_BYTES = 6000  # about how many bytes the facts about all workers take in a state, before compression
-
-#: How many shards' versions (size and ETag) a state keeps over all workers, at least one each.
-_MOST_VERSIONS = 64
-_SHARD = struct.Struct("<IQQI")
-_PLACE = struct.Struct("<QQ")
 
 
 class Turns:
@@ -99,84 +91,100 @@ class Streams:
         return Streams(len(self.facts), list(self.facts), continues=True)
 
 
-def pack_facts(facts: Facts, item: int, ratio: int, workers: int) -> tuple[Any, ...]:
-    """Packs the facts about a stream that resumes at `item`, of `ratio` samples each; thins out those far from it."""
-    # Resuming needs the last shard that began before the position, and the two after it to know that none lies between.
-    # Earlier ones only serve samples in a shuffle buffer: where one is left out, reading starts at a shard before it.
-    # So each of 4 workers keeps at most about 62 shards of 24 bytes, even after reading 100,000.
-    width = max((len(shard.places) for shard in facts.shards), default=0)
-    room = max(4, _MOST_BYTES // workers // (_SHARD.size + width * _PLACE.size))
-    place = bisect_right(facts.passes, item, key=lambda begun: begun.item)
-    passes = _thinned(facts.passes[: place + 2], place, max(2, room // 4))
-    known = {begun.passing for begun in passes}
-    begun = facts.passes[max(0, place - 1)]
-    shards = [shard for shard in facts.shards if shard.passing in known]
-    place = bisect_right(shards, (begun.passing, (item - begun.item) * ratio), key=lambda shard: shard[:2])
-    kept = _thinned(shards[: place + 2], place, room)
-    # The stream may resume in any of the last ones before the position.
-    resumable = [(shard.passing, shard.ordinal) for shard in shards[:place][-max(1, _MOST_VERSIONS // workers) :]]
-    return (
-        [tuple(begun) for begun in passes],
-        b"".join(_SHARD.pack(*shard[:4]) for shard in kept),
-        {number: length for number, length in facts.lengths.items() if number in known},
-        sorted(facts.skipping),
-        facts.shards_cut or len(shards) > place + 2,
-        facts.passes_cut or passes[-1] != facts.passes[-1],
-        [b"".join(_PLACE.pack(*place) for place in shard.places) for shard in kept] if width else [],
-        {key: tuple(facts.versions[key]) for key in resumable if key in facts.versions},
-    )
+#: The state of a loader that has not begun an epoch; it has the keys of every other state.
+UNSTARTED: dict[str, Any] = {"version": 2, "epoch": 0, "in_epoch": False, "item": 0, "state": ""}
 
-
-def _thinned(items: Sequence[Any], here: int, most: int) -> list[Any]:
-    """Keeps the first item, those right before a position and all after it, and ever fewer of the earlier ones."""
-    # With room for 16 and none after the position: the last 12 before it, then those 14, 18, 26 and 42 before it. At
-    # worst, resuming starts a little too early and passes over a few shards.
-    place = max(0, here - max(1, most * 3 // 4))
-    kept = list(items[place:])
-    gap = 2
-    while place > 0 and len(kept) < most:
-        place = max(0, place - gap)
-        kept.insert(0, items[place])
-        gap *= 2
-    return kept if place == 0 else [items[0], *kept]
-
-
-def unpack_facts(packed: Sequence[Any]) -> Facts:
-    """Reverses `pack_facts`."""
-    passes, shards, lengths, skipping, shards_cut, passes_cut, places, *more = packed
-    facts = Facts(PassBegun(*begun) for begun in passes)
-    facts.shards = [ShardBegun(*shard) for shard in _SHARD.iter_unpack(shards)]
-    if places:
-        found = [tuple(_PLACE.iter_unpack(packed)) for packed in places]
-        facts.shards = [shard._replace(places=rows) for shard, rows in zip(facts.shards, found, strict=True)]
-    facts.lengths = dict(lengths)
-    facts.skipping = set(skipping)
-    facts.versions = {key: StoredVersion(*version) for key, version in dict(*more).items()}
-    facts.shards_cut, facts.passes_cut = shards_cut, passes_cut
-    return facts
+_OTHER_VERSION = (
+    "the state was made by another version of torchdata_wds, and cannot be resumed by this one: resume with that "
+    "version, or begin a new epoch"
+)
 
 
 class Checkpoint(NamedTuple):
-    """The state of a reading service."""
+    """The state of a loader, in plain values only, so that it stays the same through JSON and ``torch.load``."""
 
     signature: Signature  # what it belongs to
     epoch: int  # how many epochs had begun
     in_epoch: bool  # whether the last one is still running
-    generator: bytes  # the seed generator at the start of that epoch
+    generator: Any  # the loader's own source of seeds at the start of that epoch
     stream_seeds: Seeds | None  # those of the epoch in which the streams began; None before the first
     streams: Any  # their positions; None if the next epoch starts them anew
 
+    def to_plain(self) -> dict[str, Any]:
+        """Returns the state as a flat dict with constant keys."""
+        # Outside of "state" is what people want to read. "item" counts those delivered in the epoch, over all workers.
+        inside = {name: value for name, value in self._asdict().items() if name not in UNSTARTED}
+        return {
+            **UNSTARTED,
+            "epoch": self.epoch,
+            "in_epoch": self.in_epoch,
+            "item": sum(self.streams[0]) if self.streams else 0,
+            "state": base64.b64encode(_compressed(inside)).decode(),
+        }
+
+    @classmethod
+    def from_plain(cls, plain: Any) -> Checkpoint:
+        """Reverses `to_plain`; ignores further keys, and raises a ValueError if the values are not such a state."""
+        if not isinstance(plain, Mapping):
+            raise _no_state(f"expected a dict, got {type(plain).__name__}")
+        _check_version({"version": "older"} if "version" not in plain and "signature" in plain else plain)
+        for name, example in UNSTARTED.items():
+            if name not in plain:
+                raise _no_state(f"it has no {name!r}")
+            if type(plain[name]) is not type(example):
+                expected = type(example).__name__
+                raise _no_state(f"{name!r} must be of type {expected}, not {type(plain[name]).__name__}")
+        try:
+            data = base64.b64decode(plain["state"], validate=True)
+        except ValueError as error:
+            raise _no_state(f"its text is damaged ({error})") from error
+        return cls._checked({**_uncompressed(data), **{name: plain[name] for name in UNSTARTED}})
+
     def dump(self) -> bytes:
         """Returns the state as bytes."""
-        return zlib.compress(pickle.dumps(tuple(self), pickle.HIGHEST_PROTOCOL))
+        return _compressed({"version": UNSTARTED["version"], **self._asdict()})
 
     @classmethod
     def load(cls, state: bytes) -> Checkpoint:
         """Reverses `dump`; raises a ValueError if the bytes are not such a state."""
-        try:
-            return cls(*pickle.loads(zlib.decompress(state)))
-        except Exception as error:
-            raise ValueError(f"not a state of WorkersReadingService: {type(error).__name__}: {error}") from error
+        return cls._checked(_uncompressed(state))
+
+    @classmethod
+    def _checked(cls, values: Mapping[str, Any]) -> Checkpoint:
+        found: list[Any] = [values.get(name) for name in cls._fields]
+        state = cls(*found)
+        seeds, streams = state.stream_seeds, state.streams
+        is_state = isinstance(state.signature, dict) and type(state.epoch) is int and type(state.in_epoch) is bool
+        is_state = is_state and (seeds is None or (isinstance(seeds, list) and len(seeds) == 2))
+        if not is_state or not (streams is None or (isinstance(streams, list) and len(streams) == 3)):
+            raise _no_state("it holds other values than a state does")
+        return state._replace(stream_seeds=None if seeds is None else (seeds[0], seeds[1]))
+
+
+def _check_version(values: Mapping[str, Any]) -> None:
+    if values.get("version", UNSTARTED["version"]) != UNSTARTED["version"]:
+        raise ValueError(_OTHER_VERSION)
+
+
+def _compressed(values: dict[str, Any]) -> bytes:
+    return zlib.compress(json.dumps(values, separators=(",", ":")).encode())
+
+
+def _uncompressed(data: bytes) -> dict[str, Any]:
+    try:
+        text = zlib.decompress(data)
+        is_pickle = text.startswith(b"\x80")  # it could run any code
+        values = {"version": "older"} if is_pickle else json.loads(text)
+    except (TypeError, ValueError, RecursionError, zlib.error) as error:
+        raise _no_state(f"it is damaged, or something else ({error})") from error
+    if not isinstance(values, dict):
+        raise _no_state(f"expected a dict, got {type(values).__name__}")
+    _check_version(values)
+    return values
+
+
+def _no_state(reason: str) -> ValueError:
+    return ValueError(f"not a state of torchdata_wds: {reason}")
 
 
 def pack_runs(end: DataPipe, runs: Sequence[Any], graph: Any, *, in_epoch: bool) -> Any:
@@ -199,8 +207,11 @@ def pack_runs(end: DataPipe, runs: Sequence[Any], graph: Any, *, in_epoch: bool)
     return pack_streams(graph, runs[0].streams, taken)
 
 
-def pack_streams(branch: IterDataPipe[Any], streams: Streams, taken: int) -> Any:
-    """Packs the positions of streams after `taken` items of the epoch; raises a RuntimeError if they are unknown."""
+def pack_streams(branch: IterDataPipe[Any], streams: Streams, taken: int, workers: int | None = None) -> list[Any]:
+    """Packs the positions of streams after `taken` items of the epoch; raises a RuntimeError if they are unknown.
+
+    The packed facts are small enough for a state of so many `workers`, by default one for each stream.
+    """
     chain = find_chain(branch)
     if len(chain.epochs) > 1:
         raise RuntimeError("a state cannot be taken of a graph with several .wds_epoch(). Use one")
@@ -212,7 +223,7 @@ def pack_streams(branch: IterDataPipe[Any], streams: Streams, taken: int) -> Any
     counts, order = streams.turns.at(taken)
     before, behind = chain.ratios
     told = zip(streams.facts, counts, strict=True)
-    return counts, order, [pack_facts(facts, count * behind, before, len(counts)) for facts, count in told]
+    return [counts, order, [pack_facts(facts, count * behind, before, workers or len(counts)) for facts, count in told]]
 
 
 def unpack_streams(branch: IterDataPipe[Any], packed: Any, stream_seeds: Seeds, epoch: int) -> Streams:

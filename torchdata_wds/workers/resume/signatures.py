@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import functools
 import hashlib
+import json
 import os
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -65,10 +66,8 @@ def contents_of(shards: Sequence[Any]) -> list[ShardContent]:
     return found
 
 
-def describe_changes(
-    shards: Sequence[Any], then: Sequence[tuple[Any, ...]], now: Sequence[tuple[Any, ...]]
-) -> list[str]:
-    """Returns the differences between the contents of shards then and now, both as plain tuples."""
+def describe_changes(shards: Sequence[Any], then: Sequence[Sequence[Any]], now: Sequence[Sequence[Any]]) -> list[str]:
+    """Returns the differences between the contents of shards then and now, both as plain lists."""
     before = {old.number: old for old in (ShardContent(*content) for content in then)}
     changes = []
     for content in (ShardContent(*content) for content in now):
@@ -92,6 +91,7 @@ def _said_by_index(path: str) -> tuple[int | None, str]:
     return header.samples, (header.sha256 or "")[:16]
 
 
+#: Plain values only, except for the lists of shards, which are not saved.
 Signature = dict[str, Any]
 
 #: Attributes that do not affect which items a pipe yields, or that change while it runs.
@@ -105,7 +105,7 @@ _MOST_CHANGES = 3  # how many changed shards a message names
 _LISTS = "lists"  # the lists of shards themselves, which are not saved in a state
 
 
-def graph_signature(datapipe: IterDataPipe[Any]) -> list[tuple[str, int]]:
+def graph_signature(datapipe: IterDataPipe[Any]) -> list[list[Any]]:
     """Describes the stages of a graph: each one's name and a checksum of its arguments."""
     described = []
     for pipe in all_pipes(traverse_dps(datapipe)):
@@ -113,7 +113,7 @@ def graph_signature(datapipe: IterDataPipe[Any]) -> list[tuple[str, int]]:
             names = [name for name in vars(pipe) if name[0] != "_" and name not in _NO_ARGUMENTS]
         arguments = [(name, list(_describe(vars(pipe)[name]))) for name in sorted(names)]
         text = f"{full_name(type(pipe))} {arguments!r}"
-        described.append((short_name(pipe), zlib.crc32(text.encode("utf-8", "surrogateescape"))))
+        described.append([short_name(pipe), zlib.crc32(text.encode("utf-8", "surrogateescape"))])
     return described
 
 
@@ -151,7 +151,7 @@ def describe_shards(*datapipes: Any) -> Signature:
     lists = [shards for datapipe in datapipes for shards in _listed(datapipe)]
     pipes = [pipe for datapipe in datapipes for pipe in upstream(datapipe)]
     reads = any(getattr(type(pipe), "reads_shards", False) for pipe in pipes)
-    contents = [[tuple(content) for content in contents_of(shards)] if reads else [] for shards in lists]
+    contents = [[list(content) for content in contents_of(shards)] if reads else [] for shards in lists]
     described = {"shards": list(map(_digest, lists)), "contents": contents, _LISTS: lists}
     # The sample counts that splitters use, as far as they are known without contacting a server.
     urls = [[os.fspath(url) for url in shards if isinstance(url, (str, os.PathLike))] for shards in lists]
@@ -180,28 +180,30 @@ def _listed(datapipe: IterDataPipe[Any]) -> list[Sequence[Any]]:
     return lists
 
 
-def _digest(items: Sequence[Any]) -> tuple[int, int]:
+def _digest(items: Sequence[Any]) -> list[int]:
     digest = 0
     for item in items:
         text = item if isinstance(item, str) else " ".join(_describe(item, 2))
         digest = zlib.crc32(text.encode("utf-8", "surrogateescape"), digest)
-    return len(items), digest
+    return [len(items), digest]
 
 
 def check_signature(then: Signature, now: Signature) -> None:
     """Raises a ValueError that names each difference between a saved signature and that of the present graph."""
+    lists = now.get(_LISTS, ())
+    then, now = (json.loads(json.dumps(without_lists(signature))) for signature in (then, now))
     differences = [
         f"{name}: {_shown(then.get(name))} then, {_shown(now.get(name))} now"
         for name in {**then, **now}
-        if name not in ("stages", "contents", _LISTS) and then.get(name) != now.get(name)
+        if name not in ("stages", "contents") and then.get(name) != now.get(name)
     ]
     if then.get("shards") == now.get("shards"):
-        described = zip(now.get(_LISTS, ()), then.get("contents", ()), now.get("contents", ()), strict=False)
-        changes = [change for lists in described for change in describe_changes(*lists)]
+        described = zip(lists, then.get("contents", ()), now.get("contents", ()), strict=False)
+        changes = [change for found in described for change in describe_changes(*found)]
         differences += changes[:_MOST_CHANGES]
         if len(changes) > _MOST_CHANGES:
             differences.append(f"and {len(changes) - _MOST_CHANGES:,} more shards")
-    old, new = then["stages"], now["stages"]
+    old, new = then.get("stages", []), now["stages"]
     names_then, names_now = [name for name, _ in old], [name for name, _ in new]
     if names_then != names_now:
         differences.append(f"the graph: {' <- '.join(names_then)} then, {' <- '.join(names_now)} now")

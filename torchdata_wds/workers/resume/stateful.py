@@ -26,7 +26,7 @@ from torchdata_wds.consumers import Grid, rank_place
 from torchdata_wds.pipes.seeds import above_filters, mix
 from torchdata_wds.workers.graphs import LocalIterDataPipe
 from torchdata_wds.workers.resume import signatures
-from torchdata_wds.workers.resume.checkpoints import Streams, pack_streams, unpack_streams
+from torchdata_wds.workers.resume.checkpoints import UNSTARTED, Checkpoint, Streams, pack_streams, unpack_streams
 from torchdata_wds.workers.resume.planner import find_chain
 from torchdata_wds.workers.resume.stream import Seeds
 from torchdata_wds.workers.skips import log_skips
@@ -147,9 +147,9 @@ class StatefulPipeline(IterableDataset[Any]):
         self._run: LocalIterDataPipe | None = None
         self._signature: signatures.Signature = {}
         self._epoch = -1
-        self._stream_epoch = 0  # the one in which the stream began that wds_epoch cuts
+        self._stream_seeds: Seeds = (0, 0)  # those of the epoch in which the stream began that wds_epoch cuts
         self._is_over = False  # whether the epoch has ended; the run's streams are then those of the next
-        self._packed: dict[tuple[Any, ...], Any] = {}  # the last packed state, by the facts known then
+        self._packed: dict[tuple[Any, ...], dict[str, Any]] = {}  # the last state, by the facts known then
 
     def __getstate__(self) -> dict[str, Any]:
         copy = StatefulPipeline(self.pipe, seed=self.seed)  # one that starts from the beginning
@@ -170,16 +170,17 @@ class StatefulPipeline(IterableDataset[Any]):
         run = self._run or self._start(place)
         self._packed.clear()
         if restored is not None:
-            signatures.check_signature(restored["signature"], self._signature)
-            self._epoch = self._count(is_new, restored["epoch"])
-            self._stream_epoch, self._is_over = restored["stream_epoch"], restored["is_over"]
-            stream_seeds = self._seeds(self._stream_epoch)
-            run.streams = unpack_streams(self.pipe, restored["streams"], stream_seeds, self._epoch + 1)
+            state = Checkpoint.from_plain(restored)
+            signatures.check_signature(state.signature, self._signature)
+            self._epoch = self._count(is_new, state.epoch - 1)
+            self._stream_seeds, self._is_over = state.stream_seeds or self._stream_seeds, not state.in_epoch
+            streams = [[restored["item"]], *state.streams[1:]]  # the rest may be of an earlier item
+            run.streams = unpack_streams(self.pipe, streams, self._stream_seeds, self._epoch + 1)
             if self._is_over:
                 return iter(())
         else:
             self._epoch = self._count(is_new)
-            self._stream_epoch = self._epoch if is_new else self._stream_epoch
+            self._stream_seeds = self._seeds(self._epoch) if is_new else self._stream_seeds
             run.streams = run.streams if self._is_over else run.streams.next_epoch()
         self._is_over = False
         run.streams.epoch = self._epoch
@@ -211,25 +212,29 @@ class StatefulPipeline(IterableDataset[Any]):
         """Returns the state of the stream in this process; raises a RuntimeError if its position is unknown."""
         run = self._run
         if run is None:
-            return {} if self._restored is None else self._restored
+            return UNSTARTED.copy() if self._restored is None else self._restored
         run.wait_for_facts()
-        facts = run.streams.facts[0]
+        streams = run.streams
+        facts = streams.facts[0]
         known = len(facts.shards), len(facts.passes), len(facts.lengths), len(facts.skipping), facts.ended
         if known not in self._packed:
-            self._packed = {known: pack_streams(self.pipe, run.streams, run.streams.taken)}
-        _, order, packed = self._packed[known]
-        counts, _ = run.streams.turns.at(run.streams.taken)
-        return {
-            "signature": signatures.without_lists(self._signature),
-            "epoch": self._epoch,
-            "stream_epoch": self._stream_epoch,
-            "is_over": self._is_over,
-            "streams": (counts, order, packed),
-        }
+            assert self._place is not None
+            packed = pack_streams(self.pipe, streams, streams.taken, max(self._place.workers, 1))
+            described = signatures.without_lists(self._signature)
+            state = Checkpoint(described, self._epoch + 1, not self._is_over, None, self._stream_seeds, packed)
+            self._packed = {known: state.to_plain()}
+        counts, _ = streams.turns.at(streams.taken)
+        return {**self._packed[known], "item": counts[0]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Makes the next iteration resume from a state; it raises a ValueError if the graph, rank or worker differs."""
-        self._restored = state_dict or None
+        """Makes the next iteration resume from a state; raises a ValueError if it is none.
+
+        The iteration raises a ValueError if the state belongs to another graph, rank or worker.
+        """
+        is_start = state_dict in ({}, UNSTARTED)
+        if not is_start:
+            Checkpoint.from_plain(state_dict)
+        self._restored = None if is_start else state_dict
 
     def _start(self, place: Grid) -> LocalIterDataPipe:
         """Divides the work, and sets up the graph's run in this process."""

@@ -488,6 +488,7 @@ def test_torch_keeps_sharing_when_tensors_share_memory() -> None:
     assert again["b"][0] == 1
 
 
+@pytest.mark.filterwarnings("ignore:Validating sparse")  # torch 2.14 says that it checks
 def test_torch_reads_back_when_weights_only_accepts_it() -> None:
     """What loads without running code is written."""
     for value in [

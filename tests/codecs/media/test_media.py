@@ -363,6 +363,18 @@ def test_torch_audio_takes_the_audio_of_a_video_and_raises_when_there_is_none() 
 
 
 # --------------------------------------------------------------------------------------------- as decoders of a stage
+def test_torch_audio_reads_a_file_when_its_title_is_no_text() -> None:
+    """Old tags have other encodings; nobody asked for them."""
+    out = io.BytesIO()
+    with av.open(out, "w", format="wav") as file:
+        file.metadata["title"] = "12345678"
+        write_samples(file, add_audio(file, "pcm_s16le", 8000, "s16", "mono"), SOUND)
+    data = out.getvalue()
+    assert data.count(b"12345678") == 1
+    samples, _ = torch_audio("wav", data.replace(b"12345678", "Grüße àé".encode("latin-1")))
+    assert np.array_equal(samples.numpy(), SOUND / np.float32(2**15))
+
+
 def test_decoders_take_fields_of_their_kind() -> None:
     """By the last part, in any case, with a leading dot; both stand in one stage, and leave the rest."""
     for name in [*VIDEO_FIELDS.split(), "MP4", "left.mp4"]:

@@ -35,8 +35,10 @@ def open_media(data: bytes) -> Iterator[Any]:
     av = import_av()
     if cut := find_cut(data):
         raise ValueError(cut)
+    # metadata that is not UTF-8: no error. PyAV 19 has no such option, and never raises
+    lenient = {"metadata_errors": "replace"} if int(av.__version__.partition(".")[0]) < 19 else {}
     try:
-        container = av.open(io.BytesIO(data), container_options=_OPTIONS, metadata_errors="replace")
+        container = av.open(io.BytesIO(data), container_options=_OPTIONS, **lenient)
     except av.error.ArgumentError as cause:
         raise ValueError(f"it is not a file of the formats that are read here ({' '.join(_FORMATS)})") from cause
     with container:

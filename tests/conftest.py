@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.kits.readers import READERS, reading_with
+from tests.kits.torchdata import skip_own_forms
 from torchdata_wds import handlers
 
 
@@ -21,6 +22,16 @@ def pytest_collection_finish() -> None:
     """Leaves what was imported out of garbage collection, which tests about open files ask for again and again."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call() -> Iterator[None]:
+    """Skips a test that uses a form of torchdata where torchdata is not installed."""
+    try:
+        return (yield)
+    except AttributeError as error:
+        skip_own_forms(error)
+        raise
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -19,13 +19,12 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
-from torchdata.dataloader2 import DataLoader2
 
 from tests.kits.servers import serve_folder
 from tests.kits.shards import image_samples, sample_members, write_tar
+from tests.kits.torchdata import DataLoader2, WorkersReadingService
 from torchdata_wds import (
     WebDataset,
-    WorkersReadingService,
     handle_extension,
     ignore_and_continue,
     load_dataset,

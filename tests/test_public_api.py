@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import torchdata_wds
+from tests.kits.torchdata import is_installed, needs_torchdata, uses_torchdata
 from torchdata_wds import errors, handlers
 from torchdata_wds.pipes.base import functional_forms
 
@@ -22,6 +23,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 MODULES = sorted(
     [info.name for info in pkgutil.walk_packages([str(ROOT)], "torchdata_wds.") if not info.name.endswith("__main__")]
 )
+NAMES = [name for name in torchdata_wds.__all__ if is_installed() or name != "WorkersReadingService"]
 
 
 def public_names() -> set[str]:
@@ -39,14 +41,14 @@ def public_names() -> set[str]:
 def test_all_is_exact() -> None:
     """Every name in __all__ exists, once, and every public name is in it."""
     assert len(set(torchdata_wds.__all__)) == len(torchdata_wds.__all__)
-    for name in torchdata_wds.__all__:
+    for name in NAMES:
         assert getattr(torchdata_wds, name) is not None
     assert public_names() | {"StatefulPipeline", "WorkersReadingService"} == set(torchdata_wds.__all__)
 
 
 def test_all_holds_every_pipe_exception_and_handler() -> None:
     """Nothing that a user needs is reachable only by a longer path."""
-    shown = {getattr(torchdata_wds, name) for name in torchdata_wds.__all__}
+    shown = {getattr(torchdata_wds, name) for name in NAMES}
     assert set(functional_forms.values()) <= shown
     assert set(errors.__all__) <= set(torchdata_wds.__all__)
     five = {"reraise_exception", "ignore_and_continue", "ignore_and_stop", "warn_and_continue", "warn_and_stop"}
@@ -60,7 +62,7 @@ def test_pipes_are_exported_under_their_short_names() -> None:
         assert getattr(torchdata_wds, cls.__name__.removesuffix("IterDataPipe")) is cls
 
 
-@pytest.mark.parametrize("name", torchdata_wds.__all__)
+@pytest.mark.parametrize("name", NAMES)
 def test_public_names_have_a_docstring(name: str) -> None:
     """It is the object's own, not one that it inherits."""
     value = getattr(torchdata_wds, name)
@@ -77,6 +79,7 @@ def test_package_says_so_when_a_name_is_unknown() -> None:
         torchdata_wds.WorkerReadingService  # noqa: B018
 
 
+@needs_torchdata
 @pytest.mark.slow
 def test_import_is_silent_and_leaves_torchdata_alone() -> None:
     """Under -W error the import prints nothing; torchdata comes with WorkersReadingService, without its banner."""
@@ -92,14 +95,19 @@ def test_import_is_silent_and_leaves_torchdata_alone() -> None:
 
 
 # ------------------------------------------------------------------------------------------------ docstring examples
-def examples() -> list[tuple[str, Any]]:
+def examples() -> list[Any]:
     """Every docstring of the package that has an example."""
     finder = doctest.DocTestFinder(exclude_empty=True)
-    found = [test for name in MODULES for test in finder.find(importlib.import_module(name))]
-    return [(test.name, test) for test in found if test.examples]
+    names = [name for name in MODULES if is_installed() or name != "torchdata_wds.workers.service"]
+    found = [test for name in names for test in finder.find(importlib.import_module(name)) if test.examples]
+    return [pytest.param(test, id=test.name, marks=[needs_torchdata] * needs_it(test)) for test in found]
 
 
-@pytest.mark.parametrize("test", [pytest.param(test, id=name) for name, test in examples()])
+def needs_it(test: doctest.DocTest) -> bool:
+    return uses_torchdata(ast.parse("".join(example.source for example in test.examples)))
+
+
+@pytest.mark.parametrize("test", examples())
 def test_docstring_examples_run(test: doctest.DocTest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The examples are true, offline, in an empty folder."""
     monkeypatch.chdir(tmp_path)

@@ -190,7 +190,7 @@ def test_cell_is_as_documented_when_text_has_signs_of_its_own(text: str, cell: s
     assert unescape_cell(cell) == text
 
 
-@settings(max_examples=30)
+@settings(max_examples=30, deadline=None)
 @given(st.text())
 def test_text_reads_back_when_written_to_a_cell(text: str) -> None:
     """Any text is one cell of one line."""
@@ -199,7 +199,7 @@ def test_text_reads_back_when_written_to_a_cell(text: str) -> None:
     assert unescape_cell(cell) == text
 
 
-@settings(max_examples=30)
+@settings(max_examples=30, deadline=None)
 @given(
     st.binary() | st.sampled_from([b"base64:/w==", b"\\xff", b"\\", b"base64:\xff"]),
     st.sampled_from(["escape", "base64"]),

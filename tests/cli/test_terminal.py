@@ -19,7 +19,7 @@ def test_printable_escapes_when_a_character_would_act() -> None:
         assert printable(text) == shown
 
 
-@settings(max_examples=30)
+@settings(max_examples=30, deadline=None)
 @given(st.text(), st.integers(0, 20))
 def test_shortened_texts_keep_to_the_width_when_cut(text: str, width: int) -> None:
     """Neither is longer than asked for, and a text that fits stays as it is."""

@@ -11,9 +11,9 @@ from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from tests.kits.shards import write_text_shards
+from tests.kits.torchdata import DataLoader2, WorkersReadingService
 from torchdata_wds import index_shard
 from torchdata_wds.handlers import ignore_and_continue
-from torchdata_wds.workers.service import DataLoader2, WorkersReadingService
 
 #: Eight uneven shards, one of them empty.
 SIZES = (9, 6, 3, 0, 5, 7, 1, 12)

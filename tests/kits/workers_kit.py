@@ -19,9 +19,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 from torch.utils.data.graph_settings import apply_random_seed, apply_sharding
 
 import torchdata_wds  # registers join_workers
-from torchdata_wds.workers.service import WorkersReadingService
-
-from torchdata.dataloader2 import DataLoader2  # isort: skip  # its banner is silenced by the import above
+from tests.kits.torchdata import DataLoader2, WorkersReadingService
 
 assert torchdata_wds.JoinWorkers
 
@@ -42,7 +40,7 @@ def items_of(sizes: Iterable[int]) -> list[tuple[int, int]]:
 
 def uneven_pipe(sizes: Iterable[int] = SIZES) -> IterDataPipe:
     """Sources shuffled before they are divided, each expanded to its items after."""
-    return IterableWrapper(list(enumerate(sizes))).shuffle().sharding_filter().flatmap(expand)
+    return IterableWrapper(list(enumerate(sizes))).shuffle().sharding_filter().map(expand).unbatch()
 
 
 def loader_of(pipe: IterDataPipe, workers: int = 2, **options: Any) -> DataLoader2:

@@ -19,15 +19,18 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from torch.utils.data.datapipes.map import SequenceWrapper
 from torch.utils.data.graph_settings import apply_sharding
-from torchdata.stateful_dataloader import StatefulDataLoader
 
 from tests.kits.shards import text_keys, write_text_shards
+from tests.kits.torchdata import (
+    DataLoader2,
+    MapToIterConverter,
+    MultiProcessingReadingService,
+    StatefulDataLoader,
+    WorkersReadingService,
+)
 from tests.kits.workers_kit import run_script
 from torchdata_wds import StatefulPipeline, WebDataset, handlers
 from torchdata_wds.pipes import division
-from torchdata_wds.workers.service import WorkersReadingService
-
-from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService  # isort: skip
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),
@@ -213,7 +216,7 @@ class Numbers(MapDataPipe):
 
 
 def from_a_map(urls: list[str]) -> Any:
-    return SequenceWrapper(urls).to_iter_datapipe().sharding_filter().load_wds_shards().group_by_key().map(key_of)
+    return MapToIterConverter(SequenceWrapper(urls)).sharding_filter().load_wds_shards().group_by_key().map(key_of)
 
 
 def forked(urls: list[str]) -> Any:
@@ -557,7 +560,7 @@ def mixed(urls: list[str]) -> Any:
 @pytest.mark.parametrize(
     ("graph", "branch"),
     [
-        (lambda urls: samples(urls).concat(Numbers().to_iter_datapipe()), "(MapToIterConverter <- Numbers)"),
+        (lambda urls: samples(urls).concat(MapToIterConverter(Numbers())), "(MapToIterConverter <- Numbers)"),
         (mixed, "SampleMixer are divided among workers or ranks: source 1, counted from 0, (IterableWrapper)"),
         (
             lambda urls: samples(urls).wds_mix(

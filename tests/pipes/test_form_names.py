@@ -17,6 +17,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 from torch.utils.data.graph import traverse_dps
 
 import torchdata_wds
+from tests.kits.torchdata import Repeater, is_installed, needs_torchdata
 from torchdata_wds import WebDataset, handlers, ignore_and_continue, wds_collate
 from torchdata_wds.pipes import form_names
 from torchdata_wds.pipes.base import functional_forms
@@ -35,8 +36,7 @@ def webdatasets_methods() -> list[str]:
     names = {name for name in dir(webdataset.WebDataset) if not name.startswith("_")}
     names |= {"associate", "cached", "dbcache", "ddp_equalize", "detshuffle", "getfirst", "info", "pipe", "resampled"}
     internal = {"create_url_iterator", "invoke", "iterator1", "update_cache_info"}
-    import_torchdata()
-    return sorted(names - internal - set(IterDataPipe.functions))
+    return sorted(names - internal - set(IterDataPipe.functions) - TORCHDATA_FORMS)
 
 
 @pytest.fixture
@@ -52,8 +52,9 @@ def no_torchdata() -> Iterator[None]:
     def fail() -> None:
         raise ImportError("WorkersReadingService needs torchdata") from ImportError("libcurl.so.4 is missing")
 
-    import_torchdata()
-    forms = {name: IterDataPipe.functions.pop(name) for name in TORCHDATA_FORMS}
+    if is_installed():
+        import_torchdata()
+    forms = {name: IterDataPipe.functions.pop(name) for name in TORCHDATA_FORMS & set(IterDataPipe.functions)}
     form_names.install(fail)
     yield
     IterDataPipe.functions.update(forms)
@@ -71,13 +72,12 @@ def test_names_of_webdataset_are_all_answered() -> None:
 
 def test_hints_name_forms_that_exist() -> None:
     """What a hint tells to write is a functional name."""
-    import_torchdata()
     texts = [*METHODS.values(), *EXPORTS.values(), *form_names._WITHOUT_TORCHDATA.values()]
     texts += [text for hints in ARGUMENTS.values() for text in hints.values()]
     texts += form_names._OTHER_MEANING.values()
     for text in texts:
         for name in re.findall(r"(?<![\w)])\.([a-z_]+)\(", text):
-            assert name in IterDataPipe.functions, text
+            assert name in IterDataPipe.functions or name in TORCHDATA_FORMS, text
 
 
 @pytest.mark.parametrize("number", range(3))
@@ -216,8 +216,6 @@ def test_repeat_names_the_form_when_it_is_called_as_webdatasets(arguments: dict[
 @pytest.mark.usefixtures("unwarned")
 def test_forms_of_torchdata_are_silent_when_they_are_surely_meant(caplog: pytest.LogCaptureFixture) -> None:
     """Over URLs, over anything that is not ours, and through the class."""
-    from torchdata.datapipes.iter import Repeater
-
     with caplog.at_level(logging.WARNING):
         assert list(IterableWrapper([1, 2]).repeat(2)) == [1, 1, 2, 2]
         IterableWrapper(["x.tar"]).list_shards().repeat(2)
@@ -226,6 +224,7 @@ def test_forms_of_torchdata_are_silent_when_they_are_surely_meant(caplog: pytest
 
 
 # ------------------------------------------------------------------------------------------------ torchdata's names
+@needs_torchdata
 def test_names_of_torchdata_are_all_known() -> None:
     """The list is what torchdata registers, but for what torch and this package have registered."""
     import_torchdata()
@@ -272,6 +271,7 @@ if __name__ == "__main__":
 """
 
 
+@needs_torchdata
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_names_of_torchdata_work_when_only_this_package_is_imported(method: str, tmp_path: Any) -> None:

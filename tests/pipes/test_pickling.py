@@ -14,6 +14,7 @@ import pytest
 from torch.utils.data import DataLoader
 from torch.utils.data.datapipes.iter import IterableWrapper
 
+from tests.kits.torchdata import needs_torchdata
 from tests.kits.workers_kit import loader_of, run_script
 from torchdata_wds.pipes.pickling import check_main_functions
 
@@ -125,6 +126,7 @@ except RuntimeError as error:
 """
 
 
+@needs_torchdata
 def test_service_names_the_stage_when_python_runs_a_command() -> None:
     """Before workers are started, of which each would print a traceback."""
     done = run_script(SCRIPT)

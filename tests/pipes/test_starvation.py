@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torchdata.datapipes.iter as native
 from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
 
@@ -15,8 +14,6 @@ from tests.kits.shards import write_text_shards
 from tests.kits.workers_kit import time_limit
 from torchdata_wds import ShardListError, ignore_and_continue
 from torchdata_wds.pipes import starvation
-
-assert native.Cycler
 
 #: Sizes of three shards without a sample, and of two with some.
 EMPTY, FULL = (0, 0, 0), (3, 2)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -166,14 +166,15 @@ class Endless(IterDataPipe):
 
 
 @pytest.mark.parametrize(
-    "pipe",
+    "make",
     [
-        uneven_pipe().join_workers().prefetch(3),
-        *(pytest.param(pipe, marks=pytest.mark.slow) for pipe in (uneven_pipe(), Endless())),
+        lambda: uneven_pipe().join_workers().prefetch(3),
+        *(pytest.param(make, marks=pytest.mark.slow) for make in (uneven_pipe, Endless)),
     ],
 )
-def test_service_leaves_nothing_behind_when_epochs_are_broken_off(pipe: IterDataPipe) -> None:
+def test_service_leaves_nothing_behind_when_epochs_are_broken_off(make: Callable[[], IterDataPipe]) -> None:
     """Fifty early breaks in five loaders end with the files and processes of the beginning."""
+    pipe = make()
     with loader_of(pipe) as loader:
         next(iter(loader))
     gc.collect()
@@ -255,7 +256,7 @@ def test_workers_end_when_the_main_process_is_killed(tmp_path: Path, context: st
     script.write_text(ORPHANS)
     sleep = f"sleep 1000.{os.getpid()}"
     command = [sys.executable, str(script), context, sleep]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as main:
         assert main.stdout is not None
         pids = [int(pid) for pid in main.stdout.readline().split()]

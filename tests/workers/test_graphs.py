@@ -7,13 +7,11 @@ from typing import Any
 import pytest
 
 from tests.kits.ranks import ranks_of
+from tests.kits.torchdata import DataLoader2, WorkersReadingService
 from tests.kits.workers_kit import SIZES, items_of, run_script, uneven_pipe
 from torchdata_wds import handlers
 from torchdata_wds.consumers import Place
 from torchdata_wds.workers import graphs as division
-from torchdata_wds.workers.service import WorkersReadingService
-
-from torchdata.dataloader2 import DataLoader2  # isort: skip  # its banner is silenced by the import above
 
 RANKS = """
 import json, logging, sys

@@ -5,10 +5,9 @@ from collections.abc import Iterator
 
 import pytest
 from torch.utils.data.datapipes.iter import IterableWrapper
-from torchdata.dataloader2 import DataLoader2
 
+from tests.kits.torchdata import DataLoader2, WorkersReadingService
 from tests.kits.workers_kit import SIZES, items_of, loader_of, time_limit, uneven_pipe
-from torchdata_wds import WorkersReadingService
 
 
 @pytest.fixture(autouse=True)

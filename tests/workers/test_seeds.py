@@ -18,6 +18,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 
 from tests.kits.ranks import ranks_of
 from tests.kits.shards import write_text_shards
+from tests.kits.torchdata import StatefulDataLoader
 from tests.kits.workers_kit import SIZES, loader_of, run_script, time_limit
 from torchdata_wds import StatefulPipeline
 
@@ -146,8 +147,6 @@ def torch_loader(kind: str, pipe: IterDataPipe[Any], workers: int, seed: int) ->
         torch.manual_seed(seed)
         loader: Any = DataLoader(pipe, **options)
     else:
-        from torchdata.stateful_dataloader import StatefulDataLoader
-
         loader = StatefulDataLoader(StatefulPipeline(pipe, seed=seed), **options)
     with time_limit(60):
         try:

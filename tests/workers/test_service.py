@@ -12,10 +12,8 @@ from torch.utils.data import IterDataPipe, get_worker_info
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from tests.kits.processes import children
+from tests.kits.torchdata import DataLoader2, WorkersReadingService
 from tests.kits.workers_kit import SIZES, SeedTeller, expand, items_of, run_script, uneven_pipe, with_pid
-from torchdata_wds.workers.service import WorkersReadingService
-
-from torchdata.dataloader2 import DataLoader2  # isort: skip  # its banner is silenced by the import above
 
 
 def epochs(pipe: IterDataPipe, count: int = 3, dl_seeds: Any = None, **options: Any) -> list[list[Any]]:

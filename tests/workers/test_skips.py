@@ -11,10 +11,10 @@ from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from tests.kits.shards import text_samples, write_tar
+from tests.kits.torchdata import DataLoader2, WorkersReadingService
 from tests.kits.workers_kit import loader_of
-from torchdata_wds import StatefulPipeline, WorkersReadingService, ignore_and_continue
+from torchdata_wds import StatefulPipeline, ignore_and_continue
 from torchdata_wds.handlers import SkipCounts, count_loss
-from torchdata_wds.workers.service import DataLoader2
 
 LOGGER = "torchdata_wds.workers.skips"
 

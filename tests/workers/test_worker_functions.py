@@ -9,11 +9,10 @@ from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
 from torch.utils.data.graph import traverse_dps
 from torch.utils.data.graph_settings import get_all_graph_pipes
-from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 
 from tests.kits.shards import text_keys, write_text_shards
+from tests.kits.torchdata import DataLoader2, MultiProcessingReadingService, WorkersReadingService
 from tests.kits.workers_kit import SeedTeller, loader_of
-from torchdata_wds import WorkersReadingService
 
 
 class Teller(IterDataPipe):

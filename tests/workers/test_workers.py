@@ -14,10 +14,14 @@ from tests.kits.processes import children, open_files, wait_until
 from tests.kits.ranks import ranks_of
 from tests.kits.servers import serve_folder
 from tests.kits.shards import sample_members, text_keys, write_tar, write_text_shards
+from tests.kits.torchdata import (
+    DataLoader2,
+    InProcessReadingService,
+    MultiProcessingReadingService,
+    WorkersReadingService,
+)
 from tests.kits.workers_kit import run_script, time_limit
-from torchdata_wds import ShardFormatError, WorkersReadingService, wds_collate
-
-from torchdata.dataloader2 import DataLoader2, InProcessReadingService, MultiProcessingReadingService  # isort: skip  # its banner is silenced by WorkersReadingService
+from torchdata_wds import ShardFormatError, wds_collate
 
 SIZES = (9, 6, 3, 0, 5, 7, 1)
 KEYS = text_keys(SIZES)
@@ -149,10 +153,12 @@ def batches(urls: list[str]) -> IterDataPipe[Any]:
     return joined.wds_unbatch().wds_shuffle(500).batch(20).collate(wds_collate)
 
 
-@pytest.mark.parametrize("service", [stock("fork"), WorkersReadingService(2)], ids=["stock service", "our service"])
-def test_rebatching_loses_nothing_when_workers_are_joined(service: Any, shards: list[str]) -> None:
+@pytest.mark.parametrize(
+    "make", [lambda: stock("fork"), lambda: WorkersReadingService(2)], ids=["stock service", "our service"]
+)
+def test_rebatching_loses_nothing_when_workers_are_joined(make: Callable[[], Any], shards: list[str]) -> None:
     """Batches of 16 from the workers become shuffled batches of 20, with every sample once and whole."""
-    with time_limit(60), DataLoader2(batches(shards), reading_service=service) as loader:
+    with time_limit(60), DataLoader2(batches(shards), reading_service=make()) as loader:
         for epoch in range(2):
             loader.seed(epoch)
             found = list(loader)

@@ -143,7 +143,7 @@ _WITHOUT_TORCHDATA = {
         ("open_files_by_fsspec", "read_from_http", "read_from_remote"), ".load_wds_shards() opens URLs itself"
     ),
     "enumerate": ".wds_compose(enumerate) does the same",
-    "flatmap": ".wds_compose(f) takes a generator function of the stream",
+    "flatmap": ".map(f).unbatch() does the same if f returns lists",
     "in_memory_cache": ".cache_samples(file) keeps samples in a file",
     "load_from_tar": ".load_wds_shards() reads tar files",
     "prefetch": ".load_wds_shards(read_ahead=n) reads ahead, and so do the workers of a loader",
@@ -238,7 +238,8 @@ def export_hint(name: str) -> str:
     """Returns what to write for a name that WebDataset's package exports; "" if it does not."""
     if name in EXPORTS:
         return f"it is WebDataset's; here {EXPORTS[name]}"
-    return _hint(name) or (f"{name} is a form: write .{name}(...)" if name in IterDataPipe.functions else "")
+    is_form = name in IterDataPipe.functions or name in TORCHDATA_FORMS
+    return _hint(name) or (f"{name} is a form: write .{name}(...)" if is_form else "")
 
 
 def argument_hint(form: str, names: Iterable[str]) -> str | None:

@@ -29,6 +29,7 @@ from torch.utils.data.graph_settings import apply_sharding
 from tests.kits.processes import in_child, open_files
 from tests.kits.resume_kit import resumed, row, run, samples, shards_in, stopped
 from tests.kits.shards import write_text_shards
+from tests.kits.torchdata import StatefulDataLoader
 from torchdata_wds import (
     CacheError,
     DecodingError,
@@ -607,8 +608,6 @@ def test_a_resumed_epoch_gives_what_was_left(workers: int, file: Path, tmp_path:
     """A state of the first epoch and one of a served epoch, restored in new loaders."""
     from tests.kits.workers_kit import time_limit
     from torchdata_wds import StatefulPipeline
-
-    from torchdata.stateful_dataloader import StatefulDataLoader  # isort: skip
 
     urls = write_text_shards(tmp_path / "shards", [3, 4, 2, 5, 1])
 

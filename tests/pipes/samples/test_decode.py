@@ -165,8 +165,6 @@ def test_wds_decode_is_silent_when_only_names_a_field_by_a_glob(caplog: pytest.L
 
 def test_wds_decode_decodes_when_the_samples_are_torchdatas_own(tmp_path: Path) -> None:
     """`.load_from_tar().webdataset()` yields open streams, which are read."""
-    import torchdata.datapipes.iter  # noqa: F401
-
     write_tar(tmp_path / "x.tar", [("a.cls", b"7"), ("a.txt", b"cat")])
     pipe = IterableWrapper([str(tmp_path / "x.tar")]).open_files("rb").load_from_tar().webdataset().wds_decode()
     (sample,) = pipe

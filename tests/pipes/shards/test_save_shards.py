@@ -6,16 +6,15 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader
 from torch.utils.data.datapipes.iter import IterableWrapper
-from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 
 from tests.kits.shards import write_text_shards
+from tests.kits.torchdata import DataLoader2, MultiProcessingReadingService, WorkersReadingService
 from torchdata_wds import (
     EncodingError,
     SampleError,
     ShardInfo,
     ShardOpenError,
     WebDataset,
-    WorkersReadingService,
     ignore_and_continue,
     ignore_and_stop,
 )

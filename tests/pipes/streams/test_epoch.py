@@ -21,6 +21,7 @@ from torch.utils.data.graph_settings import apply_sharding
 from tests.kits.processes import open_files
 from tests.kits.ranks import ranks_of
 from tests.kits.shards import text_keys, write_text_shards
+from tests.kits.torchdata import DataLoader2, InProcessReadingService, MultiProcessingReadingService
 from tests.kits.workers_kit import SIZES, consumers_of, expand, items_of, loader_of, seeded, time_limit
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -73,7 +74,7 @@ FULL = (9, 6, 3, 2, 5, 7, 1)
 
 def uneven(sizes: Sequence[int] = SIZES, *, shuffled: bool = True) -> IterDataPipe[Any]:
     """Sources of uneven length, shuffled and divided, whose items tell the pass they are of."""
-    pipe = PassTeller(IterableWrapper(list(enumerate(sizes))).shuffle().sharding_filter().flatmap(expand))
+    pipe = PassTeller(IterableWrapper(list(enumerate(sizes))).shuffle().sharding_filter().map(expand).unbatch())
     return pipe.wds_shuffle(6, initial=3) if shuffled else pipe
 
 
@@ -534,8 +535,6 @@ def test_wds_epoch_gives_nothing_twice_when_something_reads_ahead(workers: int) 
 @pytest.mark.parametrize("name", ["none", "in process", "stock"])
 def test_wds_epoch_goes_on_under_other_services(name: str) -> None:
     """Those of torchdata seed epochs alike: the stream goes on all the same."""
-    from torchdata.dataloader2 import DataLoader2, InProcessReadingService, MultiProcessingReadingService
-
     services = {
         "none": lambda: None,
         "in process": InProcessReadingService,

@@ -11,16 +11,15 @@ from torch.utils.data import DataLoader, IterDataPipe, get_worker_info
 from torch.utils.data.datapipes.iter import IterableWrapper
 from torch.utils.data.graph import traverse_dps
 
-from tests.kits.workers_kit import SIZES, items_of, run_script, time_limit, uneven_pipe, with_pid
-from torchdata_wds import JoinWorkers
-from torchdata_wds.consumers import in_stock_worker, is_joined, note_join
-from torchdata_wds.workers.service import WorkersReadingService
-
-from torchdata.dataloader2 import (  # isort: skip  # its banner is silenced by the import above
+from tests.kits.torchdata import (
     DataLoader2,
     InProcessReadingService,
     MultiProcessingReadingService,
+    WorkersReadingService,
 )
+from tests.kits.workers_kit import SIZES, items_of, run_script, time_limit, uneven_pipe, with_pid
+from torchdata_wds import JoinWorkers
+from torchdata_wds.consumers import in_stock_worker, is_joined, note_join
 
 
 @pytest.fixture(autouse=True)

@@ -9,15 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torchdata.datapipes.iter
 from torch.utils.data import DataLoader, IterDataPipe
-from torchdata.datapipes.iter import IterableWrapper, SampleMultiplexer
+from torch.utils.data.datapipes.iter import IterableWrapper
 
 from tests.kits.servers import serve_folder
 from tests.kits.shards import keys_of, text_keys, text_samples, write_tar, write_text_shards
+from tests.kits.torchdata import SampleMultiplexer
 from torchdata_wds import ShardMember, wds_collate
-
-assert torchdata.datapipes.iter
 
 SIZES = (4, 0, 7, 3)
 KEYS = text_keys(SIZES)

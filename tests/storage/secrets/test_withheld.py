@@ -10,11 +10,11 @@ from torch.utils.data import DataLoader
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from tests.kits.shards import text_keys, write_text_shards
+from tests.kits.torchdata import DataLoader2, WorkersReadingService
 from tests.kits.workers_kit import run_script, time_limit
 from torchdata_wds import ShardOpenError
 from torchdata_wds.storage import RewriteRules, StorageOptions
 from torchdata_wds.storage.secrets.withheld import Withheld
-from torchdata_wds.workers.service import DataLoader2, WorkersReadingService
 
 SECRET = "hunter2hunter2"
 OPTIONS = {"s3": {"key": "AKIA" + SECRET, "secret": SECRET, "anon": False}, "https": {"headers": {"X": SECRET}}}

@@ -17,9 +17,9 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 import torchdata_wds
 from tests.kits.s3_server import KEY, SECRET, S3Server, s3_server
 from tests.kits.shards import tar_bytes, text_keys, text_samples
+from tests.kits.torchdata import DataLoader2, WorkersReadingService
 from torchdata_wds.errors import ShardListError, ShardOpenError
 from torchdata_wds.storage import list_targets, list_urls, open_shard, remove_target
-from torchdata_wds.workers.service import DataLoader2, WorkersReadingService
 
 pytestmark = pytest.mark.slow
 
@@ -246,8 +246,6 @@ def test_s3_takes_the_configuration_files_of_fsspec(server: S3Server, tmp_path: 
 @pytest.mark.parametrize("context", ["fork", "spawn"])
 def test_s3_is_read_by_workers(context: str, used_before: bool, server: S3Server) -> None:
     """Four workers read each sample once, also where the parent's client and its thread existed before the fork."""
-    from torchdata.dataloader2 import DataLoader2
-
     held = None
     if used_before:
         held = open_shard("s3://data/train/shard-000000.tar", storage_options=server.options)
@@ -257,7 +255,7 @@ def test_s3_is_read_by_workers(context: str, used_before: bool, server: S3Server
 
         s3fs.S3FileSystem.clear_instance_cache()
     pipe = samples(server, "s3://data/train/")
-    service = torchdata_wds.WorkersReadingService(4, multiprocessing_context=context, timeout=180)
+    service = WorkersReadingService(4, multiprocessing_context=context, timeout=180)
     loader = DataLoader2(pipe, reading_service=service)
     try:
         for _ in range(2):

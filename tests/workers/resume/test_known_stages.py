@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch.utils.data.datapipes.iter as native
-import torchdata.datapipes.iter as theirs
 from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from tests.kits.shards import write_text_shards
+from tests.kits.torchdata import Header, LengthSetter, Repeater, needs_torchdata
 from torchdata_wds.pipes.samples.decode import SampleDecoderIterDataPipe
 from torchdata_wds.pipes.samples.group_by_key import KeyGrouperIterDataPipe
 from torchdata_wds.pipes.samples.shuffle import SampleShufflerIterDataPipe
@@ -24,8 +24,8 @@ from torchdata_wds.workers.resume.planner import find_chain, gives_shards_again,
 from torchdata_wds.workers.resume.signatures import graph_signature
 
 #: Classes that are known in some place of a graph, and what they take behind their source.
-BEHIND: list[tuple[Any, tuple[Any, ...]]] = [
-    (theirs.LengthSetter, (9,)),
+BEHIND: list[Any] = [
+    pytest.param(LengthSetter, (9,), marks=needs_torchdata),
     (native.Mapper, (str,)),
     (native.Collator, (str,)),
     (native.Batcher, (2,)),
@@ -36,9 +36,9 @@ BEHIND: list[tuple[Any, tuple[Any, ...]]] = [
     (EpochCounterIterDataPipe, (3,)),
 ]
 
-BEFORE: list[tuple[Any, tuple[Any, ...]]] = [
-    (theirs.Header, (3,)),
-    (theirs.Repeater, (2,)),
+BEFORE: list[Any] = [
+    pytest.param(Header, (3,), marks=needs_torchdata),
+    pytest.param(Repeater, (2,), marks=needs_torchdata),
     (native.Shuffler, ()),
     (native.Filter, (bool,)),
 ]
@@ -123,10 +123,11 @@ def test_grouping_reads_through_a_subclass_of_the_loader(tmp_path: Path) -> None
     assert len(list(FirstMember(IterableWrapper(write_text_shards(tmp_path, [4]))).group_by_key())) == 1
 
 
+@needs_torchdata
 def test_states_count_through_the_main_process_when_stages_are_known() -> None:
     """A namesake of a stage that holds nothing may hold items, or drop some."""
     front = shards()
-    ends = [kind(front, 9) for kind in (theirs.LengthSetter, namesake(theirs.LengthSetter))]
+    ends = [kind(front, 9) for kind in (LengthSetter, namesake(LengthSetter))]
     assert taken_by(ends[0], front) == 0
     with pytest.raises(RuntimeError, match="LengthSetter, which runs in the main process, may hold items"):
         taken_by(ends[1], front)
@@ -134,7 +135,7 @@ def test_states_count_through_the_main_process_when_stages_are_known() -> None:
 
 def test_known_stages_are_found_when_torchdata_is_not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without torchdata nothing of it is known, nor imported."""
-    stage = theirs.LengthSetter(shards(), 2)
+    stage = LengthSetter(shards(), 2)
     assert is_one_to_one(stage)
     assert gives_shards_again(stage)
     monkeypatch.delitem(sys.modules, "torchdata.datapipes.iter")

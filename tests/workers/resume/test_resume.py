@@ -41,10 +41,10 @@ from tests.kits.resume_kit import (
     stopped,
 )
 from tests.kits.shards import write_text_shards
+from tests.kits.torchdata import DataLoader2, WorkersReadingService
 from torchdata_wds import handlers, index_shard, storage
 from torchdata_wds.handlers import ignore_and_continue
 from torchdata_wds.pipes.samples.decode import SampleDecoderIterDataPipe
-from torchdata_wds.workers.service import DataLoader2, WorkersReadingService
 
 
 def named(*graphs: Graph, slow: tuple[Graph, ...] = ()) -> list[Any]:

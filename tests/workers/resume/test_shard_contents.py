@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 from torch.utils.data.datapipes.iter import IterableWrapper
-from torchdata.stateful_dataloader import StatefulDataLoader
 
 from tests.kits.cache_server import CacheServer, cache_server
 from tests.kits.resume_kit import keys_of, left_of, loader_of, resumed, row, run, stopped
 from tests.kits.shards import tar_bytes, text_samples, write_tar, write_text_shards
+from tests.kits.torchdata import StatefulDataLoader
 from torchdata_wds import ShardFormatError, ShardListError, StatefulPipeline, handlers, ignore_and_continue, index_shard
 from torchdata_wds.workers.resume import signatures
 from torchdata_wds.workers.resume.signatures import ShardContent, contents_of, describe_changes

@@ -14,7 +14,6 @@ import torch.distributed.checkpoint
 from torch import distributed
 from torch.utils.data import DataLoader
 from torch.utils.data.datapipes.iter import IterableWrapper
-from torchdata.stateful_dataloader import StatefulDataLoader
 
 from tests.kits.resume_kit import (
     SMALL,
@@ -35,6 +34,7 @@ from tests.kits.resume_kit import (
     split,
 )
 from tests.kits.shards import text_keys, write_text_shards
+from tests.kits.torchdata import StatefulDataLoader
 from tests.kits.workers_kit import run_script
 from torchdata_wds import StatefulPipeline, index_shard
 from torchdata_wds.workers.resume.checkpoints import UNSTARTED, Checkpoint

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
-from torch.utils.data.datapipes.iter.sharding import ShardingFilterIterDataPipe
+from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES, ShardingFilterIterDataPipe
 
 from torchdata_wds import storage
 from torchdata_wds.checks import check_flags, is_count
@@ -124,9 +124,11 @@ class ShardResamplerIterDataPipe(WdsPipe[T], Seeded):
                 f"resample_shards has no shards to draw from: {type(source).__name__} gave nothing. Check the patterns "
                 "and filters before it"
             )
-        # The place comes from the sharding of the graph or, if the graph was not sharded, from the process.
+        # The place comes from the sharding of the graph or, if the graph was not sharded, from the process. Ranks that
+        # the graph was told of count as they are: those of one model replica share a place, and draw the same shards.
         place = Place(self.source_datapipe.num_of_instances, self.source_datapipe.instance_id)
-        place = process_place() if place.consumers == 1 else place_among_ranks(place)
+        if SHARDING_PRIORITIES.DISTRIBUTED not in self.source_datapipe.groups:
+            place = process_place() if place.consumers == 1 else place_among_ranks(place)
         draws = _numbers(len(shards), self._seed.begin_epoch("resample_shards", place), self.replacement)
         watched = DrawnShards(len(shards)) if self.n is None else None
         for number in islice(draws, self.n):

@@ -22,7 +22,7 @@ from torch.utils.data.graph import DataPipe, traverse_dps
 from torch.utils.data.graph_settings import apply_sharding, get_all_graph_pipes
 
 from torchdata_wds.checks import checked_int
-from torchdata_wds.consumers import Grid, rank_place
+from torchdata_wds.consumers import Grid, Ranks, checked_ranks, rank_place
 from torchdata_wds.pipes.seeds import above_filters, mix
 from torchdata_wds.workers.graphs import LocalIterDataPipe
 from torchdata_wds.workers.resume import signatures
@@ -112,9 +112,20 @@ class StatefulPipeline(IterableDataset[Any]):
     this object counts its epochs, over all workers forked or spawned with it; the orders are the same whether or not
     workers outlive an epoch (``persistent_workers=True``). After a state is loaded, counting continues from its epoch.
 
+    A state is a flat dict of numbers and text: it passes through JSON, ``torch.load(weights_only=True)`` and
+    ``torch.distributed.checkpoint``.
+
     Args:
         pipe: The last pipe of the graph.
         seed: Determines all orders.
+        ranks: The ranks that share the work: ``"auto"`` for those of ``torch.distributed``, or of torchrun before that
+            is initialised, looked up at the first iteration. Ranks of one model replica (tensor, pipeline or context
+            parallelism) must read the same data: for them, pass this process's place among the data-parallel ranks, as
+            ``(rank, size)``, a ProcessGroup or one dimension of a DeviceMesh, such as ``mesh["dp"]``.
+
+    Raises:
+        TypeError: if an argument has the wrong type.
+        ValueError: if `ranks` is not a place.
 
     Example:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
@@ -131,11 +142,12 @@ class StatefulPipeline(IterableDataset[Any]):
         True
     """
 
-    def __init__(self, pipe: IterDataPipe[Any], *, seed: int = 0) -> None:
+    def __init__(self, pipe: IterDataPipe[Any], *, seed: int = 0, ranks: Ranks = "auto") -> None:
         if not isinstance(pipe, IterDataPipe):
             raise TypeError(f"StatefulPipeline takes the last pipe of a graph, not {pipe!r}")
         self.pipe = pipe
         self.seed = checked_int("seed", seed, -math.inf)
+        self.ranks = checked_ranks(ranks)  # a place, which can be pickled; None for "auto"
         self._numbers = EpochNumbers()
         self._seen = 0
         self._restored: dict[str, Any] | None = None
@@ -153,6 +165,8 @@ class StatefulPipeline(IterableDataset[Any]):
 
     def __getstate__(self) -> dict[str, Any]:
         copy = StatefulPipeline(self.pipe, seed=self.seed)  # one that starts from the beginning
+        # A spawned worker is not in the group of ranks, and could not look them up.
+        copy.ranks = self.ranks if get_spawning_popen() is None else self.ranks or rank_place()
         return {**vars(copy), "_numbers": self._numbers, "_restored": self._restored}
 
     def set_epoch(self, epoch: int) -> None:
@@ -163,7 +177,7 @@ class StatefulPipeline(IterableDataset[Any]):
         # Not a generator, since the state may be requested before the first item.
         restored, self._restored = self._restored, None
         worker = get_worker_info()
-        place = Grid(*rank_place(), worker.num_workers if worker else 0, worker.id if worker else 0)
+        place = Grid(*(self.ranks or rank_place()), worker.num_workers if worker else 0, worker.id if worker else 0)
         if place != self._place or restored is not None:  # another place than before: forked as a worker since
             self._forget()
         is_new = self._run is None

@@ -1,12 +1,22 @@
-"""What .set_length(n) promises: more than that is said once."""
+"""How many items a loader yields in an epoch, and what .set_length(n) promises: more than that is said once."""
 
-from typing import Any
+from __future__ import annotations
+
+import copy
+import random
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 from torch.utils.data.datapipes.iter import IterableWrapper
+from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
+from torch.utils.data.graph_settings import apply_sharding
 
+from tests.kits.shards import write_text_shards
 from tests.kits.workers_kit import loader_of
-from torchdata_wds import handlers
+from torchdata_wds import handlers, index_shard
+from torchdata_wds.consumers import Place
+from torchdata_wds.workers.lengths import items_per_epoch
 
 
 @pytest.fixture(autouse=True)
@@ -58,3 +68,168 @@ def test_wds_epoch_has_its_length_by_itself_when_workers_run_it(caplog: pytest.L
     with loader_of(pipe.set_length(5)) as loader:
         assert len(list(loader)) == len(pipe) == 5
     assert not caplog.messages
+
+
+# ------------------------------------------------------------------------------------------------------ items_per_epoch
+def identity(item: Any) -> Any:
+    return item
+
+
+def counted(pipe: Any, ranks: Place, workers: int, epochs: int = 2) -> list[int]:
+    """How many items a rank's loader yields in each of some epochs."""
+    divided = copy.deepcopy(pipe)
+    if ranks.consumers > 1:
+        apply_sharding(divided, *ranks, SHARDING_PRIORITIES.DISTRIBUTED)
+    with loader_of(divided, workers, multiprocessing_context="fork") as loader:
+        return [sum(1 for _ in loader) for _ in range(epochs)]
+
+
+class Folders(NamedTuple):
+    """Shards of equal and of unequal size, with and without indexes."""
+
+    even: list[str]
+    uneven: list[str]
+    bare: list[str]
+
+    @classmethod
+    def made_in(cls, folder: Path) -> Folders:
+        found = cls(
+            write_text_shards(folder / "even", [3] * 5),
+            write_text_shards(folder / "uneven", (4, 3, 6, 0, 2, 5)),
+            write_text_shards(folder / "bare", (2, 3)),
+        )
+        for url in (*found.even, *found.uneven):
+            index_shard(url)
+        return found
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
+    return Folders.made_in(tmp_path_factory.mktemp("shards"))
+
+
+def sources(folders: Folders) -> list[Any]:
+    def listed(urls: list[str]) -> Any:
+        return IterableWrapper([urls]).list_shards()
+
+    def loaded(shards: Any, **options: Any) -> Any:
+        return shards.load_wds_shards(**options).group_by_key()
+
+    return [
+        lambda: IterableWrapper(range(17)).shuffle().sharding_filter(),
+        lambda: IterableWrapper(range(3)).sharding_filter(),
+        lambda: IterableWrapper(range(7)),
+        lambda: IterableWrapper(range(11)).batch(2).sharding_filter().unbatch(),
+        lambda: loaded(listed(folders.even).shuffle().sharding_filter()),
+        lambda: loaded(listed(folders.uneven).shuffle().sharding_filter(), interleave=2),
+        lambda: loaded(listed(folders.uneven).sharding_filter().shuffle()),
+        lambda: loaded(listed(folders.bare).sharding_filter()),
+        lambda: loaded(listed(folders.uneven).shuffle().split_shards(index=True)),
+        lambda: loaded(listed(folders.uneven).shuffle().split_shards(index=True, even="drop")),
+        lambda: loaded(listed(folders.uneven).shuffle().split_shards(index=True, even="pad").shuffle()),
+        lambda: loaded(listed(folders.even[:2]).shuffle().split_shards()),
+        lambda: loaded(listed(folders.uneven[:2]).split_shards()),
+        lambda: loaded(listed(folders.uneven[:2]).shuffle().split_shards()),
+        lambda: loaded(IterableWrapper(folders.uneven).shuffle().sharding_filter()),
+        lambda: loaded(listed(folders.even).resample_shards()).wds_epoch(13),
+        lambda: loaded(listed(folders.uneven)).sharding_filter(),
+    ]
+
+
+STAGES: list[Any] = [
+    lambda pipe: pipe.map(identity),
+    lambda pipe: pipe.shuffle(),
+    lambda pipe: pipe.wds_shuffle(5, initial=2),
+    lambda pipe: pipe.wds_map(identity),
+    lambda pipe: pipe.batch(3),
+    lambda pipe: pipe.batch(2, drop_last=True),
+    lambda pipe: pipe.batch(2).unbatch(),
+    lambda pipe: pipe.batch(4).wds_shuffle(3).join_workers().unbatch(),
+    lambda pipe: pipe.join_workers(),
+    lambda pipe: pipe.wds_epoch(9),
+    lambda pipe: pipe.wds_epoch(8),
+    lambda pipe: pipe.header(2),
+    lambda pipe: pipe.cycle(2),
+    lambda pipe: pipe.repeat(2),
+    lambda pipe: pipe.enumerate(),
+    lambda pipe: pipe.prefetch(2),
+    lambda pipe: pipe.in_memory_cache(),
+    lambda pipe: pipe.filter(bool),
+    lambda pipe: pipe.zip(IterableWrapper(range(9)).sharding_filter()),
+    lambda pipe: pipe.mux(IterableWrapper(range(9)).sharding_filter()),
+    lambda pipe: pipe.concat(IterableWrapper(range(5)).sharding_filter()),
+    lambda pipe: pipe.wds_mix(IterableWrapper(range(12)).sharding_filter().wds_epoch(8), stop="all"),
+    lambda pipe: pipe.zip(IterableWrapper(range(12)).sharding_filter().wds_epoch(10)),
+    lambda pipe: pipe.zip_longest(IterableWrapper(range(4)).sharding_filter()),
+]
+
+
+def check_graph(seed: int, folders: Folders, most_workers: int) -> bool:
+    """Compares the number for a random graph with what loaders yield; returns whether it is known."""
+    rng = random.Random(seed)
+    pipe = rng.choice(sources(folders))()
+    for _ in range(rng.randint(0, 4)):
+        pipe = rng.choice(STAGES)(pipe)
+    ranks = rng.choice([Place(), Place(2, 0), Place(2, 1), Place(3, 1)])
+    workers = rng.randint(0, most_workers)
+    try:
+        known = items_per_epoch(pipe, ranks, workers)
+    except TypeError as error:
+        assert str(error).startswith("the number of items in an epoch is not known: ")
+        return False
+    try:
+        found = counted(pipe, ranks, workers)
+    except ValueError as error:  # wds_epoch that gets nothing, or too little for its ranks
+        assert "wds_epoch" in str(error) or "gave nothing" in str(error), (seed, pipe)
+        return False
+    assert found == [known] * len(found), (seed, ranks, workers, pipe)
+    return True
+
+
+def test_items_per_epoch_is_what_a_loader_yields_when_graphs_are_random(folders: Folders) -> None:
+    """The number, if it is known, is exact and the same in each epoch."""
+    assert sum(check_graph(seed, folders, most_workers=0) for seed in range(60)) > 30
+
+
+def test_items_per_epoch_is_known_for_all_workers_together_when_shares_vary(folders: Folders) -> None:
+    """Which shards a worker reads changes from epoch to epoch, but not how many samples all have."""
+    pipe = IterableWrapper([folders.uneven]).list_shards().shuffle().sharding_filter().load_wds_shards().group_by_key()
+    assert items_per_epoch(pipe, Place(), 3) == sum(counted(pipe, Place(), 3, 1)) == 20
+    assert items_per_epoch(pipe.join_workers().batch(3), Place(), 3) == 7
+    with pytest.raises(TypeError, match=r"each of the 3 workers has its own batch"):
+        items_per_epoch(pipe.batch(3), Place(), 3)
+    with pytest.raises(TypeError, match=r"from 0 to 6 samples, .*\. Write \.split_shards\(index=True\) instead of"):
+        items_per_epoch(pipe, Place(2, 1), 3)
+
+
+def test_items_per_epoch_raises_when_an_index_is_missing_stale_or_of_other_keys(tmp_path: Path) -> None:
+    urls = write_text_shards(tmp_path, [2, 2])
+    shards = IterableWrapper(urls).sharding_filter()
+    pipe = shards.load_wds_shards().group_by_key()
+    index_shard(urls[0])
+    with pytest.raises(TypeError, match=r"shard .*000001\.tar has no index beside it\. Make one with index_shard"):
+        items_per_epoch(pipe, Place(), 2)
+    index_shard(urls[1])
+    assert items_per_epoch(pipe, Place(), 2) == 4
+    with pytest.raises(TypeError, match=r"is one of keys='first_dot', not 'last_dot'"):
+        items_per_epoch(shards.load_wds_shards().group_by_key(keys="last_dot"), Place(), 2)
+    with Path(urls[1]).open("ab") as shard:
+        shard.write(bytes(1024))
+    with pytest.raises(TypeError, match="bytes, and the index says"):
+        items_per_epoch(pipe, Place(), 2)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda pipe: pipe.filter(bool), "filter may yield any number of items"),
+        (lambda pipe: pipe.flatmap(list), "flatmap may yield any number of items"),
+        (lambda pipe: pipe.wds_compose(list), "wds_compose may yield any number of items"),
+        (lambda pipe: pipe.cycle(), r"cycle\(\) without a count never ends"),
+        (lambda pipe: pipe.wds_mix(IterableWrapper([1]), stop="first"), r"stop='all' yields all items"),
+        (lambda pipe: IterableWrapper(iter([1])), "holds a list_iterator, which does not tell its length"),
+    ],
+)
+def test_items_per_epoch_names_the_stage_when_it_is_not_known(make: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=rf"{message}.*\. End the graph with \.wds_epoch\(n\), or pass the loader"):
+        items_per_epoch(make(IterableWrapper(range(9)).sharding_filter()), Place(), 2)

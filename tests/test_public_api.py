@@ -43,7 +43,7 @@ def test_all_is_exact() -> None:
     assert len(set(torchdata_wds.__all__)) == len(torchdata_wds.__all__)
     for name in NAMES:
         assert getattr(torchdata_wds, name) is not None
-    assert public_names() | {"StatefulPipeline", "WorkersReadingService"} == set(torchdata_wds.__all__)
+    assert public_names() | {"StatefulPipeline", "WdsLoader", "WorkersReadingService"} == set(torchdata_wds.__all__)
 
 
 def test_all_holds_every_pipe_exception_and_handler() -> None:

@@ -5,6 +5,7 @@ Importing the package registers its functional forms (``list_shards``, ``load_wd
 functional forms is first used.
 """
 
+import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -82,15 +83,16 @@ from torchdata_wds.writers.shard_writer import ShardWriter
 from torchdata_wds.writers.tar_writer import TarWriter
 
 if TYPE_CHECKING:
+    from torchdata_wds.workers.loader import WdsLoader
     from torchdata_wds.workers.resume.stateful import StatefulPipeline
     from torchdata_wds.workers.service import WorkersReadingService
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "WebDataset", "load_dataset", "WorkersReadingService", "StatefulPipeline", "wds_collate", "handle_extension",
-    "image_decoder", "torch_video", "torch_audio", "TextSegment", "ImageSegment", "interleaved_sample", "ShardMember",
-    "ShardSlice", "CachedShard",
+    "WebDataset", "load_dataset", "WdsLoader", "WorkersReadingService", "StatefulPipeline", "wds_collate",
+    "handle_extension", "image_decoder", "torch_video", "torch_audio", "TextSegment", "ImageSegment",
+    "interleaved_sample", "ShardMember", "ShardSlice", "CachedShard",
     # writing
     "TarWriter", "ShardWriter", "ShardInfo", "ShardIndex", "index_shard", "dali_index", "wids_index",
     # pipes, in the order of the functional forms' table in the README
@@ -107,14 +109,16 @@ __all__ = [
 ]  # fmt: skip
 
 
+#: What is imported when it is first used: it takes time, or torchdata.
+_LATER = {
+    "WdsLoader": "torchdata_wds.workers.loader",
+    "WorkersReadingService": "torchdata_wds.workers.service",
+    "StatefulPipeline": "torchdata_wds.workers.resume.stateful",
+}
+
+
 def __getattr__(name: str) -> Any:
-    if name == "WorkersReadingService":
-        from torchdata_wds.workers.service import WorkersReadingService
-
-        return WorkersReadingService
-    if name == "StatefulPipeline":
-        from torchdata_wds.workers.resume.stateful import StatefulPipeline
-
-        return StatefulPipeline
+    if name in _LATER:
+        return getattr(importlib.import_module(_LATER[name]), name)
     hint = "" if name.startswith("_") else _form_names.export_hint(name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint and ': '}{hint}")

@@ -287,7 +287,7 @@ def test_commands_of_a_worker_end_when_it_is_killed(tmp_path: Path) -> None:
         waiting.start()
         assert wait_until(lambda: pids.exists() and len(pids.read_text().split()) == 2)
         time.sleep(0.1)
-        os.kill(loader.reading_service._graph.runs[0]._links[0]._process.pid, signal.SIGKILL)
+        os.kill(loader.reading_service._engine.graph.runs[0]._links[0]._process.pid, signal.SIGKILL)
         assert wait_until(lambda: not any(is_alive(int(pid)) for pid in pids.read_text().split()))
         waiting.join(20)
 

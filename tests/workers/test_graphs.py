@@ -11,7 +11,7 @@ from tests.kits.torchdata import DataLoader2, WorkersReadingService
 from tests.kits.workers_kit import SIZES, items_of, run_script, uneven_pipe
 from torchdata_wds import handlers
 from torchdata_wds.consumers import Place
-from torchdata_wds.workers import graphs as division
+from torchdata_wds.workers import ranks as ranks_module
 
 RANKS = """
 import json, logging, sys
@@ -108,7 +108,7 @@ def test_ranks_are_asked_for_when_there_is_no_process_group() -> None:
 
 def test_ranks_are_warned_when_all_of_them_read_everything(monkeypatch: Any, caplog: Any) -> None:
     """Several ranks and no division among them is logged, with the cure."""
-    monkeypatch.setattr(division, "distributed_place", lambda: Place(4, 1))
+    monkeypatch.setattr(ranks_module, "distributed_place", lambda: Place(4, 1))
     monkeypatch.setattr(handlers, "said", set())
     with DataLoader2(uneven_pipe(), reading_service=WorkersReadingService(0)) as loader:
         assert sorted(loader) == items_of(SIZES)

@@ -166,7 +166,7 @@ def test_loader_gives_whole_epochs_when_a_message_was_cut(epoch: bool, monkeypat
     with loader_of(pipe.wds_epoch(60) if epoch else pipe) as loader:
         items = iter(loader)
         next(items)
-        links = loader.reading_service._graph.runs[0]._links
+        links = loader.reading_service._engine.graph.runs[0]._links
         pids = [link._process.pid for link in links]
         with monkeypatch.context() as patch:
             patch.setattr(Receiver, "receive", receive_half)
@@ -183,7 +183,7 @@ def test_loader_gives_whole_epochs_when_workers_ended_before_they_began(is_seen:
     with loader_of(IterableWrapper(range(20)).sharding_filter()) as loader:
         iter(loader)
         loader._reset_iter = True  # the epoch was interrupted before its first item
-        for link in list(loader.reading_service._graph.runs[0]._links):
+        for link in list(loader.reading_service._engine.graph.runs[0]._links):
             link._process.kill()
             link._process.join()
             link._answered.value = 0

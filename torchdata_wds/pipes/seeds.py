@@ -11,13 +11,27 @@ from typing import Any, Self
 import torch
 from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import ShardingFilter, Shuffler
+from torch.utils.data.graph import DataPipe, traverse_dps
+from torch.utils.data.graph_settings import get_all_graph_pipes
 
 from torchdata_wds.consumers import Place, place_of, upstream
+
+#: The seed that all consumers share, and one consumer's, or a set of workers', own.
+Seeds = tuple[int, int]
 
 
 def mix(*parts: int | str) -> int:
     """Returns a uint64 that depends on every part, the same on all machines and Python versions."""
     return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=8).digest(), "little")
+
+
+def seed_graph(datapipe: DataPipe, seeds: Seeds, place: int) -> None:
+    """Seeds the random pipes of a graph: alike in all consumers above a ``sharding_filter``, by `place` below it."""
+    pipes: list[Any] = get_all_graph_pipes(traverse_dps(datapipe))
+    agreed = above_filters(pipes)
+    random = [pipe for pipe in pipes if inspect.ismethod(getattr(pipe, "set_seed", None))]
+    for number, pipe in enumerate(random):
+        pipe.set_seed(mix(seeds[0], number) if id(pipe) in agreed else mix(seeds[1], place, number))
 
 
 class Seed:

@@ -1,68 +1,33 @@
-"""Divides a graph among ranks and into the parts that workers run, runs those parts, and checks the graph's length."""
+"""Divides a graph into the parts that workers run, runs those parts, and checks the graph's length."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
-import torch.distributed as dist
 from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from torch.utils.data.graph import DataPipe, DataPipeGraph, traverse_dps
-from torch.utils.data.graph_settings import apply_sharding, get_all_graph_pipes
+from torch.utils.data.graph_settings import apply_sharding
 
-from torchdata_wds.consumers import Place, distributed_place, upstream
+from torchdata_wds.consumers import Place, upstream
 from torchdata_wds.handlers import warn_once
 from torchdata_wds.pipes.base import WdsPipe
+from torchdata_wds.pipes.chain_text import short_name
 from torchdata_wds.pipes.division import check_division
 from torchdata_wds.pipes.notes import note_source_failure
-from torchdata_wds.pipes.seeds import mix
+from torchdata_wds.pipes.seeds import Seeds, mix, seed_graph
 from torchdata_wds.workers.processes.pool import WorkerPool
 from torchdata_wds.workers.processes.worker import WorkerGraph
+from torchdata_wds.workers.ranks import ranks_of
 from torchdata_wds.workers.resume.checkpoints import Streams
 from torchdata_wds.workers.resume.planner import find_chain, is_torchdata
-from torchdata_wds.workers.resume.stream import SeedGraph, Seeds, Stream, WorkerFunctions
+from torchdata_wds.workers.resume.stream import Stream, WorkerFunctions
 from torchdata_wds.workers.skips import SkipWatch
 
 logger = logging.getLogger(__name__)
-
-
-def shard_by_rank(datapipe: DataPipe, distributed: bool) -> Any:
-    """Divides a graph among the ranks, if `distributed`; returns a group to share seeds in, if one is needed."""
-    is_divided = ranks_of(datapipe) is not None
-    place = distributed_place()
-    if not distributed:
-        if place is not None and place.consumers > 1 and not is_divided:
-            warn_once(
-                "ranks",
-                f"each of the {place.consumers} ranks of torch.distributed reads everything: pass distributed=True to "
-                "WorkersReadingService to divide the work among them",
-            )
-        return None
-    if is_divided:
-        raise ValueError(
-            "the work is already divided among the ranks, by a DistributedReadingService: drop that service to lose no "
-            "items, or drop distributed=True to end all ranks with the shortest"
-        )
-    if place is None:
-        raise RuntimeError(
-            "distributed=True needs torch.distributed: call torch.distributed.init_process_group() before the first "
-            "epoch, or drop distributed=True to run alone"
-        )
-    apply_sharding(datapipe, *place, SHARDING_PRIORITIES.DISTRIBUTED)
-    # Seeds are shared from CPU memory, which needs gloo.
-    return None if "gloo" in dist.get_backend_config() else dist.new_group(backend="gloo")
-
-
-def ranks_of(datapipe: DataPipe) -> Place | None:
-    """Returns the place of a graph among the ranks that share its work; None if they do not."""
-    for pipe in get_all_graph_pipes(traverse_dps(datapipe)):
-        groups = vars(pipe).get("groups")  # a user's pipe may have an attribute of this name, without torch's key
-        if isinstance(groups, dict) and SHARDING_PRIORITIES.DISTRIBUTED in groups:
-            return Place(*groups[SHARDING_PRIORITIES.DISTRIBUTED])
-    return None
 
 
 def find_branches(datapipe: IterDataPipe[Any]) -> list[DataPipe]:
@@ -129,16 +94,17 @@ def warn_of_more(count: int, promised: int | None, num_workers: int) -> None:
 
 
 class LocalIterDataPipe(WdsPipe[Any]):
-    """Runs the stages before it as a single stream in this process; the arguments are those of `Stream`."""
+    """Runs the stages before it as the stream of one worker in this process; `options` are those of `Stream`."""
 
     #: So `.join_workers()` does not mistake this for a stage that follows it.
     runs_others = True
 
-    def __init__(self, source_datapipe: IterDataPipe[Any], seed_graph: SeedGraph, **options: Any) -> None:
+    def __init__(self, source_datapipe: IterDataPipe[Any], *, worker: int = 0, **options: Any) -> None:
         self.source_datapipe = source_datapipe
         self.streams = Streams(1)
         self.was_interrupted = False
-        self._stream = Stream(source_datapipe, seed_graph, **options)
+        self._worker = worker
+        self._stream = Stream(source_datapipe, **options)
         self._seeds: Seeds = (0, 0)
 
     def begin(self, seeds: Seeds, streams: Streams) -> None:
@@ -154,7 +120,7 @@ class LocalIterDataPipe(WdsPipe[Any]):
     def __iter__(self) -> Iterator[Any]:
         streams = self.streams
         (point,) = streams.points()
-        with closing(self._stream.items(self._seeds, 0, point, streams.epoch)) as items:
+        with closing(self._stream.items(self._seeds, self._worker, point, streams.epoch)) as items:
             try:
                 for item in items:
                     streams.taken += 1
@@ -178,24 +144,20 @@ class LocalIterDataPipe(WdsPipe[Any]):
 class RunningGraph:
     """A graph whose branches run in worker processes, or all of it as one stream in this process."""
 
-    def __init__(
-        self, datapipe: Any, functions: WorkerFunctions, seed_graph: SeedGraph, replace: Callable[..., Any]
-    ) -> None:
+    def __init__(self, datapipe: Any, functions: WorkerFunctions) -> None:
         self.end: IterDataPipe[Any] = datapipe  # the last pipe in the main process
         self.branches: list[Any] = find_branches(datapipe)
         self.runs: list[Any] = []  # a `WorkerPool` for each, or one `LocalIterDataPipe` for all
         self.watch: SkipWatch | None = None  # of the stages in the main process, if there are workers
         self.workers = 0
         self._functions = functions
-        self._seed_graph = seed_graph
-        self._replace = replace
 
     def move_to_workers(self, num_workers: int, *options: Any) -> None:
         """Runs each branch in worker processes of its own; `options` are the remaining ones of `WorkerPool`."""
         self.workers = num_workers
         for branch in self.branches:
             check_division(branch, workers=num_workers)
-            graph = WorkerGraph(self._seed_graph, branch, self._functions)
+            graph = WorkerGraph(branch, self._functions)
             self._run(WorkerPool(graph, ranks_of(branch) or Place(), num_workers, *options), branch)
         self.watch = SkipWatch(self.end)
 
@@ -208,7 +170,7 @@ class RunningGraph:
         last: Any = self.end
         while is_torchdata(last, "FullSync"):
             last = last.datapipe
-        self._run(LocalIterDataPipe(last, self._seed_here, keeps_apart=True, reset=self._reset_here), last)
+        self._run(LocalIterDataPipe(last, seed=self._seed_here, keeps_apart=True, reset=self._reset_here), last)
 
     def part(self) -> Any:
         """Returns the last pipe of the part that each stream of the first run runs."""
@@ -223,12 +185,12 @@ class RunningGraph:
         if replaced is self.end:
             self.end = pipe
         elif pipe is not replaced:
-            self._replace(traverse_dps(self.end), replaced, pipe)
+            replace_pipe(self.end, replaced, pipe)
 
     def _seed_here(self, datapipe: DataPipe, seeds: Seeds, place: int) -> None:
-        self._seed_graph(datapipe, seeds, place + 1)
+        seed_graph(datapipe, seeds, place + 1)
         for number, branch in enumerate(self.branches):
-            self._seed_graph(branch, seeds_of(number, seeds), place)
+            seed_graph(branch, seeds_of(number, seeds), place)
 
     def _reset_here(self, datapipe: DataPipe, seeds: Seeds, place: int) -> DataPipe:
         for number, branch in enumerate(self.branches):
@@ -236,9 +198,43 @@ class RunningGraph:
             if branch is datapipe:
                 datapipe = self.runs[0].source_datapipe = found
             elif found is not branch:
-                self._replace(traverse_dps(datapipe), branch, found)
+                replace_pipe(datapipe, branch, found)
             self.branches[number] = found
         return datapipe
+
+
+def replace_pipe(end: DataPipe, old: DataPipe, new: DataPipe) -> None:
+    """Puts a pipe in the place of another, as the source of all pipes of a graph that read from that one."""
+    for pipe in _readers_of(old, traverse_dps(end)):
+        found = {name: _with_pipe(value, old, new) for name, value in vars(pipe).items()}
+        if all(found[name] is value for name, value in vars(pipe).items()):
+            raise RuntimeError(
+                f"cannot run {short_name(old)} in workers: {short_name(pipe)}, the stage after it, holds it where it "
+                "cannot be replaced. A stage must keep its sources in attributes, or in lists, tuples and dicts there"
+            )
+        vars(pipe).update(found)
+
+
+def _readers_of(source: DataPipe, graph: DataPipeGraph) -> list[Any]:
+    found: list[Any] = []
+    for pipe, sources in graph.values():
+        found += [*([pipe] if id(source) in sources else []), *_readers_of(source, sources)]
+    return list({id(pipe): pipe for pipe in found}.values())
+
+
+def _with_pipe(value: Any, old: DataPipe, new: DataPipe) -> Any:
+    """Returns a value with one pipe replaced by another, at any depth of collections; the value itself without it."""
+    if value is old:
+        return new
+    if type(value) is dict:
+        found: Any = {key: _with_pipe(inside, old, new) for key, inside in value.items()}
+        return value if all(found[key] is inside for key, inside in value.items()) else found
+    if isinstance(value, (list, tuple)):
+        parts = [_with_pipe(inside, old, new) for inside in value]
+        if all(part is inside for part, inside in zip(parts, value, strict=True)):
+            return value
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    return value
 
 
 def seeds_of(number: int, seeds: Seeds) -> Seeds:

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
-import torch.distributed as dist
 from torch.utils.data import IterDataPipe
-from torch.utils.data.graph import DataPipe, traverse_dps
-from torch.utils.data.graph_settings import get_all_graph_pipes
+from torch.utils.data.graph import DataPipe
 
-from torchdata_wds.checks import check_flags, checked_context, checked_int, checked_timeout
-from torchdata_wds.consumers import Place, distributed_place
-from torchdata_wds.pipes.seeds import mix
-from torchdata_wds.workers import graphs
-from torchdata_wds.workers.interrupts import interrupts_held
-from torchdata_wds.workers.resume import signatures
-from torchdata_wds.workers.resume.checkpoints import Checkpoint, has_epoch, pack_runs, unpack_streams
-from torchdata_wds.workers.resume.stream import Seeds, WorkerFunctions, checked_function
-from torchdata_wds.workers.skips import EpochSkips
+from torchdata_wds.checks import check_flags
+from torchdata_wds.consumers import Place, Ranks, checked_ranks
+from torchdata_wds.pipes.seeds import Seeds
+from torchdata_wds.workers.engine import Engine
+from torchdata_wds.workers.lengths import items_per_epoch
+from torchdata_wds.workers.resume.checkpoints import Checkpoint
+from torchdata_wds.workers.resume.stream import WorkerFunctions, checked_function
 
 __all__ = ["DataLoader2", "WorkersReadingService"]
 
@@ -32,8 +29,7 @@ try:
     torchdata._warning_shown = True
 
     from torchdata.dataloader2 import DataLoader2  # also for the tools, which must not import torchdata
-    from torchdata.dataloader2.graph import replace_dp, set_graph_random_seed
-    from torchdata.dataloader2.random import SeedGenerator, dist_share_seed
+    from torchdata.dataloader2.random import SeedGenerator
     from torchdata.dataloader2.reading_service import CheckpointableReadingServiceInterface
     from torchdata.dataloader2.utils import WorkerInfo
 except ImportError as error:
@@ -92,6 +88,10 @@ class WorkersReadingService(CheckpointableReadingServiceInterface):  # type: ign
             with its graph and torchdata's ``WorkerInfo`` (``num_workers``, ``worker_id``).
         worker_reset_fn: ``callable(datapipe, info, seed_generator) -> datapipe``, called in each worker at the start of
             each epoch, after its pipes were seeded. With ``num_workers=0`` both functions see worker 0 of 1.
+        ranks: The ranks that share the work, in place of ``distributed``: ``"auto"`` for those of
+            ``torch.distributed`` (or of the launcher, before that is initialized); ``(rank, size)``, a ProcessGroup or
+            one dimension of a DeviceMesh, such as ``mesh["dp"]``, where ranks of one model replica (tensor, pipeline or
+            context parallelism) must read the same data. These need ``seed``, the same in all processes.
 
     Raises:
         TypeError: if an argument has the wrong type.
@@ -118,28 +118,32 @@ class WorkersReadingService(CheckpointableReadingServiceInterface):  # type: ign
         seed: int | None = None,
         worker_init_fn: WorkerFn | None = None,
         worker_reset_fn: WorkerFn | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
-        self.num_workers = checked_int("num_workers", num_workers, 0)
-        self.prefetch_factor = checked_int("prefetch_factor", prefetch_factor, 1)
-        self.multiprocessing_context = checked_context(multiprocessing_context)
-        self.timeout = checked_timeout(timeout)
         check_flags(distributed=distributed)
-        self.distributed = distributed
-        self.seed = None if seed is None else checked_int("seed", seed, 0, 2**64 - 1)
-        self.worker_init_fn = checked_function("worker_init_fn", worker_init_fn)
-        self.worker_reset_fn = checked_function("worker_reset_fn", worker_reset_fn)
-        self._functions = WorkerFunctions(worker_init_fn, worker_reset_fn, WorkerInfo, _generator)
-        self._skips = EpochSkips()
-        self._epoch = 0
-        self._in_epoch = self._is_paused = False
-        self._promised: int | None = None
-        self._graph: Any = None  # a RunningGraph
-        self._signature: signatures.Signature = {}
-        self._shards: signatures.Signature | None = None  # as listed in this epoch
-        self._generator: list[Any] = []  # its values at the start of the epoch
-        self._stream_seeds: Seeds | None = None
-        self._restored: Checkpoint | None = None
-        self._group: Any = None
+        if distributed and ranks is not None:
+            raise ValueError("pass distributed=True or ranks=, not both: distributed=True is ranks='auto'")
+        place: Place | str = "distributed" if distributed else "none"
+        if ranks is not None:
+            place = checked_ranks(ranks) or "auto"
+        functions = WorkerFunctions(
+            checked_function("worker_init_fn", worker_init_fn),
+            checked_function("worker_reset_fn", worker_reset_fn),
+            WorkerInfo,
+            _generator,
+        )
+        self._new_engine = functools.partial(
+            Engine,
+            num_workers,
+            prefetch_factor=prefetch_factor,
+            multiprocessing_context=multiprocessing_context,
+            timeout=timeout,
+            ranks=place,
+            seed=seed,
+            functions=functions,
+        )
+        self._engine = self._new_engine()
+        self._is_paused = False
 
     def __call__(self, *_: Any) -> NoReturn:
         """Raises a TypeError if the service was passed as an adapter, the second positional argument of DataLoader2."""
@@ -150,17 +154,12 @@ class WorkersReadingService(CheckpointableReadingServiceInterface):  # type: ign
 
     def initialize(self, datapipe: IterDataPipe[Any]) -> IterDataPipe[Any]:
         """Divides the graph among ranks and workers; DataLoader2 calls it once, at its first epoch."""
-        self._signature = self._describe(datapipe)
-        self._promised = graphs.promised_length(datapipe)
-        self._group = graphs.shard_by_rank(datapipe, self.distributed)
-        with interrupts_held():  # a partly divided graph could not be divided again
-            graph = self._graph = graphs.RunningGraph(datapipe, self._functions, _seed_graph, replace_dp)
-            if self.num_workers and not graphs.runs_once(datapipe):
-                options = self.prefetch_factor, self.multiprocessing_context, self.timeout
-                graph.move_to_workers(self.num_workers, *options)
-            else:
-                graph.keep_here()
-        return graph.end
+        return self.restore(datapipe, b"")
+
+    def restore(self, datapipe: IterDataPipe[Any], serialized_state: bytes) -> IterDataPipe[Any]:
+        """Divides the graph and resumes from a state (a ValueError if it does not fit); replaces `initialize`."""
+        self._engine.open(datapipe, Checkpoint.load(serialized_state) if serialized_state else None)
+        return self._engine.graph.end  # type: ignore[no-any-return]
 
     def initialize_iteration(self, seed_generator: Any, iter_reset_fn: ResetFn | None = None) -> ResetFn | None:
         """Seeds the graph and starts the workers; DataLoader2 calls it at each epoch's start."""
@@ -169,79 +168,38 @@ class WorkersReadingService(CheckpointableReadingServiceInterface):  # type: ign
                 "the loader is paused, because the limit(n) of its last iterator was reached: call resume() of that "
                 "iterator before another epoch begins"
             )
-        restored = self._restored
-        if restored is not None:
-            self._epoch = restored.epoch - restored.in_epoch
-            self._stream_seeds = restored.stream_seeds
-            if restored.in_epoch:
-                _restore_generator(seed_generator, restored.generator)
-        self._generator = _generator_values(seed_generator)
-        seeds = self._draw(seed_generator)
-        self._epoch += 1
-        was_left_early, self._in_epoch = self._in_epoch, True
-        self._shards = None
-        graph = self._graph
-        self._skips.begin(graph)
-        self._stream_seeds = self._stream_seeds or seeds
-        graph.end._number_of_samples_yielded = 0
-        # A number that no worker has, so that random stages after .join_workers() have an order of their own.
-        _seed_graph(graph.end, seeds, max(graph.workers, 1))
-        for number, run in enumerate(graph.runs):
-            if self._epoch > 1 and restored is None and has_epoch(graph.end, run):
-                continue  # wds_epoch in the main process takes more of the workers' running stream
-            streams = run.streams.next_epoch() if was_left_early else run.streams
-            if restored is not None and restored.streams is not None:
-                streams = unpack_streams(graph.part(), restored.streams, self._stream_seeds, self._epoch)
-            streams.epoch = self._epoch - 1
-            run.begin(graphs.seeds_of(number, seeds), streams)
-        self._restored = None  # only now, since Ctrl-C may come earlier
+        self._engine.begin(functools.partial(_draw, seed_generator))
         return iter_reset_fn
 
     def finalize_iteration(self) -> None:
         """Notes the end of an epoch; DataLoader2 calls it then, and at other times."""
-        if not (self._in_epoch and isinstance(sys.exc_info()[1], StopIteration)):
-            return
-        if any(run.was_interrupted for run in self._graph.runs):
-            raise RuntimeError(
-                "this iterator was ended by Ctrl-C in the middle of the epoch: begin another epoch by iterating "
-                "over the loader again"
-            )
-        for run in self._graph.runs:
-            run.wait_for_facts()
-        self._in_epoch = False
-        graphs.warn_of_more(self._graph.end._number_of_samples_yielded, self._promised, self.num_workers)
-        self._skips.end(self._epoch)
-        for run in self._graph.runs:
-            run.streams = run.streams.next_epoch()
+        if isinstance(sys.exc_info()[1], StopIteration):
+            self._engine.end()
 
-    # DataLoader2 calls these at limit(n) and resume() of its iterator. It counts the items itself, and workers are
-    # never far ahead; only threads of the main process, such as those of ``prefetch``, need to stop.
+    # DataLoader2 calls these at limit(n) and resume() of its iterator; it counts the items itself.
     def _pause(self, pause_fn: Any = None) -> None:  # noqa: ARG002  (as torchdata calls it)
         self._is_paused = True
-        for pipe in self._pipes_with("pause"):
-            pipe.pause()
+        self._engine.pause()
 
     def _resume(self, resume_fn: Any = None) -> None:  # noqa: ARG002
         self._is_paused = False
-        for pipe in reversed(self._pipes_with("resume")):
-            pipe.resume()
+        self._engine.resume()
 
     def _limit(self, num_batches: int | None, limit_fn: Any = None) -> None:
         pass
 
-    def _pipes_with(self, method: str) -> list[Any]:
-        pipes = get_all_graph_pipes(traverse_dps(self._graph.end))
-        # a stage of ours may have a `resume` of its own, of another meaning: only what can be paused is resumed
-        return [pipe for pipe in pipes if all(callable(getattr(type(pipe), name, None)) for name in ("pause", method))]
-
     def finalize(self) -> None:
         """Ends the workers; DataLoader2 calls it at its shutdown."""
-        self._skips.stop()
-        for run in self._graph.runs if self._graph else ():
-            run.close()
-        group, self._group = self._group, None
-        if group is not None:
-            dist.destroy_process_group(group)
+        self._engine.close()
+
+    def forget(self) -> None:
+        """Ends the workers, and forgets the graph: another one may be initialized or restored."""
+        self._engine.close()
+        self._engine = self._new_engine()
+
+    def items_per_epoch(self, datapipe: IterDataPipe[Any]) -> int:
+        """Returns how many items an epoch of a graph has on this rank; a TypeError says why that is not known."""
+        return items_per_epoch(datapipe, self._engine.ranks.find(datapipe), self._engine.num_workers)
 
     def skipped(self, *, by_rule: bool = False) -> dict[str, dict[str, int]]:
         """Counts what the stages skipped in the running or last epoch, in all workers of this rank.
@@ -265,55 +223,51 @@ class WorkersReadingService(CheckpointableReadingServiceInterface):  # type: ign
             >>> service.skipped()
             {'wds_map(int)': {'ValueError': 1}}
         """
-        return self._skips.counts(by_rule=by_rule)
+        return self._engine.skips.counts(by_rule=by_rule)
 
     def checkpoint(self) -> bytes:
         """Returns the state for ``DataLoader2.state_dict()``; raises a RuntimeError if a stage may hold items back."""
-        if self._graph is None:
-            return b""
-        if self._shards is None:
-            self._shards = signatures.without_lists(signatures.describe_shards(*self._graph.branches))
-        return Checkpoint(
-            {**self._signature, **self._shards},
-            self._epoch,
-            self._in_epoch,
-            self._generator,
-            self._stream_seeds,
-            pack_runs(self._graph.end, self._graph.runs, self._graph.part(), in_epoch=self._in_epoch),
-        ).dump()
-
-    def restore(self, datapipe: IterDataPipe[Any], serialized_state: bytes) -> IterDataPipe[Any]:
-        """Divides the graph and resumes from a state (a ValueError if it does not fit); replaces `initialize`."""
-        if serialized_state:
-            restored = Checkpoint.load(serialized_state)
-            now = {**self._describe(datapipe), **signatures.describe_shards(*graphs.find_branches(datapipe))}
-            signatures.check_signature(restored.signature, now)
-            self._restored = restored
-        return self.initialize(datapipe)
-
-    def _describe(self, datapipe: IterDataPipe[Any]) -> signatures.Signature:
-        ranks, rank = distributed_place() or Place()
-        known = {"num_workers": self.num_workers, "ranks": ranks, "rank": rank, "distributed": self.distributed}
-        return {**known, "seed": self.seed, "stages": signatures.graph_signature(datapipe)}
-
-    def _draw(self, seed_generator: Any) -> Seeds:
-        """Returns the epoch's two seeds: one shared by all ranks, and this rank's own."""
-        rank = (distributed_place() or Place()).number
-        if self.seed is not None:
-            return mix(self.seed, self._epoch), mix(self.seed, self._epoch, "rank", rank)
-        shared, local = seed_generator.generate_shared_seed(), seed_generator.generate_seed()
-        # An unseeded DataLoader2 takes its seed from torch's global generator without advancing it, and would find the
-        # same seed next time. torch's own DataLoader also draws once an epoch.
-        torch.empty((), dtype=torch.int64).random_()
-        if self.distributed:
-            shared = dist_share_seed(shared, self._group)
-            local = mix(shared, "rank", rank)
-        return shared, local
+        return self._engine.checkpoint().dump() if self._engine.graph else b""
 
 
-def _seed_graph(datapipe: DataPipe, seeds: Seeds, place: int) -> None:
-    """Seeds the pipes upstream of a native sharding filter alike in all places, and the others separately."""
-    set_graph_random_seed(datapipe, _generator(*seeds, place))
+# Frameworks such as Lightning call iter() before they load a state, and where a loader has no length they take a batch
+# more than they have trained on when they save one. DataLoader2, whose last release is 0.9, allows neither.
+_load_state_dict = DataLoader2.load_state_dict
+
+
+def _load_after_iter(self: Any, state_dict: dict[str, Any]) -> None:
+    """Loads a state; also after ``iter()``, if nothing was taken from the iterator and the service is ours."""
+    service = self.reading_service
+    if isinstance(service, WorkersReadingService) and self._datapipe_iter is not None and not self._reset_iter:
+        service.forget()
+        self._datapipe_iter, self._reset_iter, self._adapted, self.valid_iterator_id = None, True, False, None
+    _load_state_dict(self, state_dict)
+
+
+def _length(self: Any) -> int:
+    """Returns the number of items in an epoch, if the service is ours and knows it."""
+    service = self.reading_service
+    if not isinstance(service, WorkersReadingService):
+        raise TypeError("object of type 'DataLoader2' has no len()")
+    return service.items_per_epoch(self._datapipe_before_reading_service_adapt)
+
+
+functools.update_wrapper(_load_after_iter, _load_state_dict)
+DataLoader2.load_state_dict = _load_after_iter
+DataLoader2.__len__ = _length
+DataLoader2.__bool__ = lambda self: True  # noqa: ARG005  (without it, a loader of unknown length would be neither)
+
+
+def _draw(seed_generator: Any, saved: Any) -> tuple[Any, Seeds]:
+    """Draws the seeds of an epoch from DataLoader2's generator, in the `saved` state if there is one."""
+    if saved is not None:
+        _restore_generator(seed_generator, saved)
+    state = _generator_values(seed_generator)
+    seeds = seed_generator.generate_shared_seed(), seed_generator.generate_seed()
+    # An unseeded DataLoader2 takes its seed from torch's global generator without advancing it, and would find the
+    # same seed next time. torch's own DataLoader also draws once an epoch.
+    torch.empty((), dtype=torch.int64).random_()
+    return state, seeds
 
 
 def _generator(shared: int, local: int, place: int) -> Any:

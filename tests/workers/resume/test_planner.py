@@ -261,7 +261,7 @@ class Run:
 
     def __init__(self, pipe: Any) -> None:
         self.pipe = pipe
-        self.local = LocalIterDataPipe(pipe, seed_graph, keeps_apart=False)
+        self.local = LocalIterDataPipe(pipe, seed=seed_graph, keeps_apart=False)
         self.local.streams = Streams(1, continues=bool(find_chain(pipe).epochs))
 
     def epoch(self, number: int) -> Iterator[Any]:

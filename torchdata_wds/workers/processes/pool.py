@@ -17,13 +17,13 @@ from torchdata_wds.errors import ShardListError
 from torchdata_wds.pipes.base import WdsPipe
 from torchdata_wds.pipes.pickling import check_main_functions
 from torchdata_wds.pipes.resume_facts import Facts, PassBegun
-from torchdata_wds.pipes.seeds import mix
+from torchdata_wds.pipes.seeds import Seeds, mix
 from torchdata_wds.pipes.starvation import most_empty_passes
 from torchdata_wds.workers.interrupts import interrupts_held
 from torchdata_wds.workers.processes.link import END, WorkerLink
 from torchdata_wds.workers.processes.worker import GRACE, Failure, NoticeBoard, Order, WorkerGraph
 from torchdata_wds.workers.resume.checkpoints import Streams
-from torchdata_wds.workers.resume.stream import Point, Seeds
+from torchdata_wds.workers.resume.stream import Point
 
 
 class WorkerPool(WdsPipe[Any]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import importlib
 import multiprocessing
 import os
 import pickle
@@ -31,11 +32,11 @@ from torchdata_wds.handlers import said, with_notes
 from torchdata_wds.pipes.notes import note_source_failure
 from torchdata_wds.pipes.resume_facts import Fact
 from torchdata_wds.pipes.samples.collate import stack_in
-from torchdata_wds.pipes.seeds import mix
+from torchdata_wds.pipes.seeds import Seeds, mix
 from torchdata_wds.workers.interrupts import ignore_interrupts
 from torchdata_wds.workers.processes.messages import Sender
 from torchdata_wds.workers.processes.shared_memory import Limits, SegmentPool
-from torchdata_wds.workers.resume.stream import Point, SeedGraph, Seeds, Stream, WorkerFunctions
+from torchdata_wds.workers.resume.stream import Point, Stream, WorkerFunctions
 
 
 class NoticeBoard(ctypes.Structure):
@@ -100,11 +101,18 @@ class Order(NamedTuple):
     epoch: int = 0  # its number, from 0
 
 
+class _Imports:
+    """Imports torchdata where it is unpickled, if it is imported here: the pipes' own imports of it would warn."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        name = "torchdata_wds.workers.service"
+        return (importlib.import_module, (name,)) if name in sys.modules else (str, ())
+
+
 class WorkerGraph:
     """The part of a graph that a set of workers runs."""
 
-    def __init__(self, seed_graph: SeedGraph, datapipe: DataPipe, functions: WorkerFunctions) -> None:
-        self.seed_graph = seed_graph  # first: unpickling it silences torchdata before the pipes import it
+    def __init__(self, datapipe: DataPipe, functions: WorkerFunctions) -> None:
         self.functions = functions
         self.datapipe: Any = datapipe
         self._stream: Stream | None = None
@@ -112,10 +120,12 @@ class WorkerGraph:
     def __getstate__(self) -> dict[str, Any]:
         # torch's wrapper uses dill, if installed, for what pickle cannot handle (lambdas).
         packed = _IterDataPipeSerializationWrapper(self.datapipe)  # type: ignore[no-untyped-call]
-        return {**vars(self), "datapipe": packed, "_stream": None, "said": frozenset(said)}
+        first = {"imports": _Imports()}
+        return {**first, **vars(self), "datapipe": packed, "_stream": None, "said": frozenset(said)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         said.update(state.pop("said"))
+        del state["imports"]
         vars(self).update(state, datapipe=state["datapipe"]._datapipe)
 
     def items(self, order: Order, worker: int, workers: int) -> Generator[Any, None, None]:
@@ -127,7 +137,6 @@ class WorkerGraph:
                 self.datapipe = functions.initialized(self.datapipe, workers, worker)
                 self._stream = Stream(
                     self.datapipe,
-                    self.seed_graph,
                     reset=lambda datapipe, seeds, _: functions.reset_for(datapipe, workers, worker, seeds),
                 )
             yield from self._stream.items(order.seeds, worker, order.point, order.epoch)

@@ -22,10 +22,11 @@ from torchdata_wds.consumers import upstream
 from torchdata_wds.handlers import warn_once
 from torchdata_wds.pipes.chain_text import short_name
 from torchdata_wds.pipes.resume_facts import Facts, PassBegun
+from torchdata_wds.pipes.seeds import Seeds
 from torchdata_wds.workers.resume.packed_facts import pack_facts, unpack_facts
 from torchdata_wds.workers.resume.planner import find_chain, has_functions, is_one_to_one, is_torchdata
 from torchdata_wds.workers.resume.signatures import Signature
-from torchdata_wds.workers.resume.stream import Point, Seeds
+from torchdata_wds.workers.resume.stream import Point
 
 logger = logging.getLogger(__name__)
 
@@ -187,8 +188,8 @@ def _no_state(reason: str) -> ValueError:
     return ValueError(f"not a state of torchdata_wds: {reason}")
 
 
-def pack_runs(end: DataPipe, runs: Sequence[Any], graph: Any, *, in_epoch: bool) -> Any:
-    """Packs the positions of the `runs` of a service's graph; None if the next epoch starts them anew."""
+def pack_runs(end: DataPipe, runs: Sequence[Any], graph: Any, *, in_epoch: bool, delivered: int | None = None) -> Any:
+    """Packs the positions of a graph's `runs` after `delivered` items; None if the next epoch starts anew."""
     continues = any(run.streams.continues for run in runs)
     if (in_epoch or continues) and len(runs) > 1:
         raise RuntimeError(
@@ -202,7 +203,7 @@ def pack_runs(end: DataPipe, runs: Sequence[Any], graph: Any, *, in_epoch: bool)
         )
     if not in_epoch and not continues:
         return None
-    taken = taken_by(end, runs[0]) if in_epoch else 0
+    taken = taken_by(end, runs[0], delivered) if in_epoch else 0
     runs[0].wait_for_facts()
     return pack_streams(graph, runs[0].streams, taken)
 
@@ -251,9 +252,9 @@ def unpack_streams(branch: IterDataPipe[Any], packed: Any, stream_seeds: Seeds, 
     return streams
 
 
-def taken_by(end: DataPipe, front: DataPipe) -> int:
-    """Returns how many items of `front` went into those that `end` delivered; raises a RuntimeError if unknown."""
-    taken: int = end._number_of_samples_yielded
+def taken_by(end: DataPipe, front: DataPipe, delivered: int | None = None) -> int:
+    """Returns how many items of `front` went into those delivered, by default all of `end`; RuntimeError if unknown."""
+    taken: int = end._number_of_samples_yielded if delivered is None else delivered
     ((pipe, sources),) = traverse_dps(end).values()
     while pipe is not front:
         known = is_one_to_one(pipe) or is_torchdata(pipe, "FullSync")

@@ -5,7 +5,6 @@ The loader's workers may end with each epoch and remember no earlier one, so epo
 
 from __future__ import annotations
 
-import inspect
 import math
 import os
 import sys
@@ -18,17 +17,15 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset, IterDataPipe, get_worker_info
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
-from torch.utils.data.graph import DataPipe, traverse_dps
-from torch.utils.data.graph_settings import apply_sharding, get_all_graph_pipes
+from torch.utils.data.graph_settings import apply_sharding
 
 from torchdata_wds.checks import checked_int
 from torchdata_wds.consumers import Grid, Ranks, checked_ranks, rank_place
-from torchdata_wds.pipes.seeds import above_filters, mix
+from torchdata_wds.pipes.seeds import Seeds, mix
 from torchdata_wds.workers.graphs import LocalIterDataPipe
 from torchdata_wds.workers.resume import signatures
 from torchdata_wds.workers.resume.checkpoints import UNSTARTED, Checkpoint, Streams, pack_streams, unpack_streams
 from torchdata_wds.workers.resume.planner import find_chain
-from torchdata_wds.workers.resume.stream import Seeds
 from torchdata_wds.workers.skips import log_skips
 
 #: Places in that memory: the epoch number set last, how often one was set, the next epoch, and recent iterations.
@@ -267,19 +264,10 @@ class StatefulPipeline(IterableDataset[Any]):
         epochs = find_chain(self.pipe).epochs
         for epoch in epochs:
             epoch.begin_anew()
-        self._run = LocalIterDataPipe(self.pipe, _seed_graph, keeps_apart=not workers)
+        self._run = LocalIterDataPipe(self.pipe, worker=worker, keeps_apart=not workers)
         self._run.streams = Streams(1, continues=bool(epochs))
         return self._run
 
     def _seeds(self, epoch: int) -> Seeds:
         assert self._place is not None
-        _, rank, workers, worker = self._place
-        return mix(self.seed, epoch), mix(self.seed, epoch, "consumer", rank * max(workers, 1) + worker)
-
-
-def _seed_graph(datapipe: DataPipe, seeds: Seeds, _: int) -> None:
-    pipes = get_all_graph_pipes(traverse_dps(datapipe))
-    agreed = above_filters(pipes)
-    for number, pipe in enumerate(pipes):
-        if inspect.ismethod(getattr(pipe, "set_seed", None)):
-            pipe.set_seed(mix(seeds[0] if id(pipe) in agreed else seeds[1], number))
+        return mix(self.seed, epoch), mix(self.seed, epoch, "rank", self._place.rank)

@@ -23,7 +23,7 @@ from torchdata_wds.handlers import reraise_exception
 from torchdata_wds.pipes.chain_text import short_name
 from torchdata_wds.pipes.division import check_division
 from torchdata_wds.pipes.resume_facts import Fact, Facts, SkipNotice, Wanted, Watch
-from torchdata_wds.pipes.seeds import mix
+from torchdata_wds.pipes.seeds import Seeds, mix, seed_graph
 from torchdata_wds.workers.resume.planner import Chain, find_chain
 from torchdata_wds.workers.skips import SkipWatch
 
@@ -90,8 +90,6 @@ def _set_states(states: _States) -> None:
 
 
 logger = logging.getLogger(__name__)
-Seeds = tuple[int, int]
-SeedGraph = Callable[[DataPipe, Seeds, int], object]
 
 #: The global generators are seeded before every 64th item, unless a stage needs it more often.
 _SEEDED_ITEMS = 64
@@ -111,8 +109,8 @@ class WorkerFunctions(NamedTuple):
 
     init: Callable[..., Any] | None  # (datapipe, info) -> datapipe
     reset: Callable[..., Any] | None  # (datapipe, info, seed_generator) -> datapipe
-    info: Callable[[int, int], Any]  # (workers, worker) -> torchdata's ``WorkerInfo``
-    generator: Callable[[int, int, int], Any]  # (shared seed, local seed, worker) -> SeedGenerator
+    info: Callable[[int, int], Any]  # (workers, worker) -> what they take as `info`
+    generator: Callable[[int, int, int], Any]  # (shared seed, local seed, worker) -> what ``reset`` takes
 
     def initialized(self, datapipe: DataPipe, workers: int, worker: int) -> DataPipe:
         """Returns the graph that a worker runs."""
@@ -148,13 +146,13 @@ class Stream:
     def __init__(
         self,
         datapipe: IterDataPipe[Any],
-        seed_graph: SeedGraph,
         *,
+        seed: Callable[[DataPipe, Seeds, int], object] = seed_graph,
         keeps_apart: bool = False,
         reset: Callable[[DataPipe, Seeds, int], DataPipe] | None = None,
     ) -> None:
         self._datapipe: Any = datapipe
-        self._seed_graph = seed_graph
+        self._seed_graph = seed
         self._keeps_apart = keeps_apart
         self._reset = reset  # called at the start of each epoch, after seeding; returns the epoch's graph
         self._watch = Watch()

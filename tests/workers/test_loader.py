@@ -1,0 +1,462 @@
+"""WdsLoader: what a training loop and its checkpoints ask of a loader."""
+
+import copy
+import gc
+import json
+import pickle
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import IterDataPipe, get_worker_info
+from torch.utils.data.datapipes.iter import IterableWrapper
+
+from tests.kits.processes import children
+from tests.kits.shards import text_samples, write_tar
+from torchdata_wds import WdsLoader, ignore_and_continue
+from torchdata_wds.workers import loader as loaders
+
+
+def numbers(count: int = 23) -> IterDataPipe[int]:
+    return IterableWrapper(range(count)).shuffle().sharding_filter()
+
+
+@pytest.fixture
+def samples(tmp_path: Path) -> IterDataPipe[Any]:
+    """Five shards of 4 to 8 samples, shuffled in both ways, as numbers."""
+    for shard in range(5):
+        write_tar(tmp_path / f"{shard}.tar", text_samples(f"{shard}-", 4 + shard))
+    urls = sorted(map(str, tmp_path.glob("*.tar")))
+    shards = IterableWrapper(urls).list_shards().shuffle().sharding_filter()
+    return shards.load_wds_shards().group_by_key().wds_shuffle(6).map(key_of)
+
+
+def key_of(sample: dict[str, Any]) -> str:
+    return str(sample["__key__"])
+
+
+# ------------------------------------------------------------------------------------------------------- iterating
+@pytest.mark.parametrize("workers", [0, 2, pytest.param(3, marks=pytest.mark.slow)])
+def test_loader_gives_each_item_once_in_a_new_order_each_epoch(workers: int) -> None:
+    """Seeded or not, three epochs are three orders of the same items."""
+    for seed in (None, 5):
+        with WdsLoader(numbers(), workers, seed=seed) as loader:
+            orders = [list(loader) for _ in range(3)]
+        assert all(sorted(order) == list(range(23)) for order in orders)
+        assert len(set(map(tuple, orders))) == 3
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_loader_obeys_torch_manual_seed_when_it_has_no_seed(workers: int) -> None:
+    """Two runs after the same torch.manual_seed have the same orders."""
+    runs = []
+    for _ in range(2):
+        torch.manual_seed(3)
+        with WdsLoader(numbers(), workers) as loader:
+            runs.append([list(loader) for _ in range(2)])
+    assert runs[0] == runs[1]
+
+
+def test_loader_leaves_the_generators_alone_when_it_is_seeded() -> None:
+    """A seed of its own means that nothing is drawn from the program's generators."""
+    before = torch.get_rng_state(), random.getstate()
+    list(WdsLoader(numbers().map(with_draw), seed=1))
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert before[1] == random.getstate()
+
+
+def with_draw(item: Any) -> tuple[Any, float]:
+    return item, random.random()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_epoch_does_not_count_when_nothing_was_taken_from_it(workers: int) -> None:
+    """A framework may call iter() only to see whether it can."""
+    with WdsLoader(numbers(), workers, seed=1) as loader, WdsLoader(numbers(), workers, seed=1) as other:
+        iter(loader)
+        iter(loader)
+        assert list(loader) == list(other)
+        iter(loader)
+        assert list(loader) == list(other)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_iterator_ends_when_another_begins(workers: int) -> None:
+    """One iterator at a time: an old one raises, and never takes the items of the new one."""
+    with WdsLoader(numbers(), workers) as loader:
+        for fresh in (False, True):
+            first = iter(loader)
+            if not fresh:
+                next(first)
+            second = iter(loader)
+            with pytest.raises(RuntimeError, match="one iterator at a time"):
+                next(first)
+            assert sorted(second) == list(range(23))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_epoch_left_early_is_followed_by_a_whole_one(workers: int) -> None:
+    """Nothing of the epoch before is left over."""
+    with WdsLoader(numbers(), workers) as loader:
+        for _ in range(3):
+            for _, _item in zip(range(4), loader, strict=False):
+                pass
+        assert sorted(loader) == list(range(23))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_epoch_does_not_seem_complete_when_an_error_ended_it(workers: int) -> None:
+    """The error comes with its type, and the iterator then raises instead of ending; the next epoch is whole again."""
+    with WdsLoader(IterableWrapper(["1", "2", "x", "4"]).sharding_filter().wds_map(int), workers) as loader:
+        for _ in range(2):
+            items = iter(loader)
+            assert [next(items), next(items)] == [1, 2]
+            with pytest.raises(ValueError, match="invalid literal"):
+                next(items)
+            with pytest.raises(RuntimeError, match="ended by ValueError"):
+                next(items)
+
+
+def test_graph_is_not_changed_when_a_loader_runs_it() -> None:
+    """One pipe may be in several loaders, in other places, and be iterated itself."""
+    pipe = numbers()
+    with WdsLoader(pipe, 2, ranks=(0, 2), seed=1) as first, WdsLoader(pipe, 2, ranks=(1, 2), seed=1) as second:
+        assert sorted([*first, *second]) == list(range(23))
+    assert sorted(pipe) == list(range(23))
+
+
+def test_data_is_shared_and_not_copied() -> None:
+    """A long list stays one list, and a source that cannot be copied is read as it is."""
+    values = [[number] for number in range(4)]
+    loader = WdsLoader(IterableWrapper(values, deepcopy=False))
+    assert all(item is value for item, value in zip(loader, values, strict=True))
+    assert list(WdsLoader(IterableWrapper(iter("abc"), deepcopy=False))) == ["a", "b", "c"]
+
+
+class Uncopied(IterDataPipe[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(5))
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        raise TypeError("not to be copied")
+
+
+def test_graph_itself_runs_when_it_cannot_be_copied() -> None:
+    """Only loading a state after the first epoch would need a second copy."""
+    loader = WdsLoader(Uncopied(), seed=1)
+    assert list(loader) == list(range(5))
+    loader.load_state_dict(loader.state_dict())
+    with pytest.raises(RuntimeError, match="cannot be copied: not to be copied"):
+        iter(loader)
+
+
+# ---------------------------------------------------------------------------------------------------------- states
+@pytest.mark.parametrize("workers", [0, 2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seed", [None, 9])
+@pytest.mark.parametrize("taken", [0, 1, 7, 29, 30])
+def test_state_resumes_at_the_next_item(workers: int, seed: int | None, taken: int, samples: Any) -> None:
+    """Also after iter() of another loader, and with the same next epoch if there is a seed."""
+    with WdsLoader(samples, workers, seed=seed) as loader:
+        list(loader)
+        items = iter(loader)
+        for _ in range(taken):
+            next(items)
+        state = json.loads(json.dumps(loader.state_dict()))
+        rest = list(items)
+        later = list(loader)
+    with WdsLoader(samples, workers, seed=seed) as again:
+        iter(again)
+        again.load_state_dict(state)
+        assert again.state_dict() == state
+        iter(again)
+        resumed = iter(again)
+        assert list(resumed) == rest
+        if seed is not None:
+            assert list(again) == later
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_state_is_that_of_the_last_item_when_the_loader_was_left_or_shut_down(workers: int, samples: Any) -> None:
+    """A training loop breaks, and its checkpoint comes after it."""
+    with WdsLoader(samples, workers, seed=2) as loader:
+        items = iter(loader)
+        begun = [next(items) for _ in range(11)]
+    with WdsLoader(samples, workers, seed=2) as again:
+        again.load_state_dict(loader.state_dict())
+        resumed = list(again)
+        assert sorted([*begun, *resumed]) == sorted(samples)
+        # in place: a loader that is in the middle of an epoch goes back
+        again.load_state_dict(loader.state_dict())
+        items = iter(again)
+        assert next(items) == resumed[0]
+        again.load_state_dict(loader.state_dict())
+        with pytest.raises(RuntimeError, match="loaded a state"):
+            next(items)
+        assert list(again) == resumed
+
+
+def test_state_before_the_first_epoch_begins_it(samples: Any) -> None:
+    """Also after set_epoch."""
+    with WdsLoader(samples, seed=2) as loader, WdsLoader(samples, seed=2) as again:
+        again.load_state_dict(loader.state_dict())
+        assert list(again) == list(loader)
+        loader.set_epoch(7)
+        fresh = WdsLoader(samples, seed=2)
+        fresh.set_epoch(7)
+        again.load_state_dict(fresh.state_dict())
+        assert list(again) == list(loader)
+
+
+def test_state_between_epochs_begins_the_next(samples: Any) -> None:
+    """Taken behind the last item, it belongs to the next epoch only once that was asked for."""
+    with WdsLoader(samples, seed=2) as loader, WdsLoader(samples, seed=2) as again:
+        list(loader)
+        again.load_state_dict(loader.state_dict())
+        assert list(again) == list(loader)
+
+
+def test_state_is_refused_when_something_else_is_loaded(samples: Any) -> None:
+    """Another graph, seed or number of workers is named at the next iteration, damage at once."""
+    loader = WdsLoader(samples, seed=2)
+    next(iter(loader))
+    state = loader.state_dict()
+    for other, match in [
+        (WdsLoader(samples.batch(2), seed=2), "the graph: Mapper <- SampleShuffler"),
+        (WdsLoader(samples, seed=3), "seed: 2 then, 3 now"),
+        (WdsLoader(samples, 2, seed=2), "num_workers: 0 then, 2 now"),
+        (WdsLoader(samples, seed=2, ranks=(0, 2)), "ranks: 1 then, 2 now"),
+    ]:
+        other.load_state_dict(state)
+        with pytest.raises(ValueError, match=match):
+            iter(other)
+        other.shutdown()
+    for bad in ({}, {**state, "state": "x"}, {**state, "version": 1}, None, [state]):
+        with pytest.raises(ValueError, match="state"):
+            loader.load_state_dict(bad)  # type: ignore[arg-type]
+    assert loader.state_dict() == state
+
+
+# ---------------------------------------------------------------------------------------------------------- epochs
+def test_set_epoch_decides_the_order() -> None:
+    """Epochs count on from there, and the same number has the same order."""
+    with WdsLoader(numbers(), seed=1) as loader, WdsLoader(numbers(), seed=1) as other:
+        orders = [list(loader) for _ in range(4)]
+        other.set_epoch(2)
+        assert [list(other), list(other)] == orders[2:]
+        iter(other)
+        other.set_epoch(0)
+        assert list(other) == orders[0]
+        for bad, error in [(-1, ValueError), (1.5, TypeError)]:
+            with pytest.raises(error, match="epoch"):
+                other.set_epoch(bad)  # type: ignore[arg-type]
+
+
+def test_set_epoch_keeps_a_loaded_position_of_that_epoch(samples: Any, caplog: Any) -> None:
+    """A trainer calls it before each epoch, also the resumed one; another number drops the position, with a warning."""
+    with WdsLoader(samples, seed=1) as loader, WdsLoader(samples, seed=1) as again:
+        epochs = [list(loader) for _ in range(2)]
+        items = iter(loader)
+        next(items)
+        state, rest = loader.state_dict(), list(items)
+        again.load_state_dict(state)
+        again.set_epoch(2)
+        assert list(again) == rest
+        assert "drop" not in caplog.text
+        again.load_state_dict(state)
+        again.set_epoch(1)
+        assert list(again) == epochs[1]
+        assert "that position is dropped" in caplog.text
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_limit_pauses_and_resume_goes_on(workers: int) -> None:
+    """As DataLoader2's iterator has it: the limit stays until it is removed."""
+    with WdsLoader(numbers(), workers, seed=1) as loader:
+        whole = list(loader)
+        loader.set_epoch(0)
+        items = iter(loader)
+        items.limit(5)
+        found = [list(items)]
+        state = loader.state_dict()
+        assert list(items) == []
+        with pytest.raises(RuntimeError, match="paused"):
+            iter(loader)
+        items.resume()
+        found.append(list(items))
+        items.limit(None)
+        items.resume()
+        items.resume()
+        found.append(list(items))
+        assert [*map(len, found)] == [5, 5, 13]
+        assert [*found[0], *found[1], *found[2]] == whole
+        for bad, error in [(0, ValueError), ("3", TypeError)]:
+            with pytest.raises(error, match="n must be"):
+                items.limit(bad)  # type: ignore[arg-type]
+        loader.load_state_dict(state)
+        assert list(loader) == whole[5:]
+
+
+# ---------------------------------------------------------------------------------------------------------- length
+def test_len_is_that_of_the_graph_or_the_one_given() -> None:
+    """Where neither tells it, a TypeError says so; a wrong number given is told after the epoch."""
+    assert len(WdsLoader(numbers(23).batch(4), 2)) == 6
+    assert len(WdsLoader(numbers(21).batch(4), 2, ranks=(1, 2))) == 4
+    assert len(WdsLoader(numbers().filter(bool), length=7)) == 7
+    with pytest.raises(TypeError, match="length="):
+        len(WdsLoader(numbers().filter(bool)))
+    assert bool(WdsLoader(numbers(), length=3))
+
+
+def test_more_items_than_the_length_given_are_told(caplog: Any) -> None:
+    """A framework that stops at len(loader) would lose them."""
+    assert len(list(WdsLoader(numbers(), length=22))) == 23
+    assert "yielded 23 items, but its length is set to 22" in caplog.text
+
+
+# --------------------------------------------------------------------------------------------------------- workers
+def test_workers_end_when_the_loader_is_shut_down_or_forgotten() -> None:
+    """By the block, by shutdown(), and when nobody refers to loader and iterator any longer."""
+    before = set(children())
+    with WdsLoader(numbers(), 2) as loader:
+        next(iter(loader))
+        assert len(set(children()) - before) == 2
+    assert set(children()) == before
+    loader.shutdown()
+    for call in (lambda: iter(loader), lambda: loader.load_state_dict({})):
+        with pytest.raises(RuntimeError, match="shut down"):
+            call()
+    items = iter(WdsLoader(numbers(), 2))
+    next(items)
+    gc.disable()  # by reference counts alone
+    try:
+        del items
+        assert set(children()) == before
+    finally:
+        gc.enable()
+
+
+def test_worker_init_fn_is_called_in_each_worker_with_its_number(tmp_path: Path) -> None:
+    """As by torch's DataLoader: once in each process, and not without processes."""
+    with WdsLoader(numbers(), 2, worker_init_fn=Note(tmp_path)) as loader:
+        for _ in range(2):
+            list(loader)
+    list(WdsLoader(numbers(), 0, worker_init_fn=Note(tmp_path)))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0 of 2", "1 of 2"]
+    assert all(path.read_text() == "x" for path in tmp_path.iterdir())
+
+
+class Note:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __call__(self, worker: int) -> None:
+        info = get_worker_info()
+        assert info is not None
+        assert info.id == worker
+        with (self.folder / f"{worker} of {info.num_workers}").open("a") as file:
+            file.write("x")
+
+
+def test_skipped_items_are_counted_over_all_workers() -> None:
+    """As service.skipped()."""
+    pipe = IterableWrapper(["1", "x", "y", "4"]).sharding_filter().wds_map(int, handler=ignore_and_continue)
+    with WdsLoader(pipe, 2) as loader:
+        assert sorted(loader) == [1, 4]
+        assert loader.skipped() == {"wds_map(int)": {"ValueError": 2}}
+
+
+@pytest.mark.parametrize("make_copy", [copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))])
+def test_loader_can_be_copied_and_sent_to_another_process(make_copy: Any, samples: Any) -> None:
+    """A copy has begun no epoch, but keeps a loaded state."""
+    with WdsLoader(samples, 0, seed=1) as loader:
+        next(items := iter(loader))
+        state = loader.state_dict()
+        assert make_copy(loader).state_dict()["epoch"] == 0
+        again = WdsLoader(samples, 0, seed=1)
+        again.load_state_dict(state)
+        assert list(make_copy(again)) == list(items)
+
+
+# --------------------------------------------------------------------------------------------- memory and devices
+def test_items_pass_through_pinned_memory_when_there_is_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a thread, which a state does not count as delivery; without a device nothing is pinned."""
+    assert list(WdsLoader(numbers(3), pin_memory=True, seed=1)) == list(WdsLoader(numbers(3), seed=1))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(loaders, "PinnedItems", Ahead)
+    with WdsLoader(numbers(), pin_memory=True, seed=1) as loader, WdsLoader(numbers(), seed=1) as again:
+        items = iter(loader)
+        begun = [next(items) for _ in range(4)]
+        state, rest = loader.state_dict(), list(items)
+        assert sorted([*begun, *rest]) == list(range(23))
+        again.load_state_dict(state)
+        assert list(again) == rest
+
+
+class Ahead(Iterator[Any]):
+    """Takes all items of a source at once."""
+
+    def __init__(self, source: Iterator[Any]) -> None:
+        self.source = source
+        self.items: Iterator[Any] | None = None
+
+    def __next__(self) -> Any:
+        self.items = self.items or iter(list(self.source))
+        return next(self.items)
+
+    def close(self) -> None:
+        pass
+
+
+def test_items_pass_through_when_the_device_is_the_cpu() -> None:
+    """An epoch like any other: with states, and one iterator at a time."""
+    tensors = [torch.tensor(number) for number in range(4)]
+    with WdsLoader(IterableWrapper(tensors, deepcopy=False)) as loader:
+        items = loader.prefetch_to_device("cpu")
+        assert next(items) is tensors[0]
+        state = loader.state_dict()
+        assert [int(item) for item in items] == [1, 2, 3]
+        loader.load_state_dict(state)
+        assert [int(item) for item in loader.prefetch_to_device(torch.device("cpu"))] == [1, 2, 3]
+    with pytest.raises(RuntimeError):
+        WdsLoader(numbers()).prefetch_to_device("nowhere")
+
+
+# ------------------------------------------------------------------------------------------------------- bad input
+@pytest.mark.parametrize(
+    ("arguments", "error", "match"),
+    [
+        ({"num_workers": -1}, ValueError, "num_workers"),
+        ({"num_workers": 1.5}, TypeError, "num_workers"),
+        ({"seed": -1}, ValueError, "seed"),
+        ({"seed": 2**64}, ValueError, "seed"),
+        ({"prefetch_factor": 0}, ValueError, "prefetch_factor"),
+        ({"multiprocessing_context": "thread"}, ValueError, "multiprocessing_context"),
+        ({"timeout": -1}, ValueError, "timeout"),
+        ({"pin_memory": 1}, TypeError, "pin_memory"),
+        ({"length": -1}, ValueError, "length"),
+        ({"worker_init_fn": 3}, TypeError, "worker_init_fn"),
+        ({"ranks": "all"}, TypeError, "ranks"),
+        ({"ranks": (2, 2)}, ValueError, "ranks"),
+        ({"ranks": (0, 1, 2)}, TypeError, "ranks"),
+    ],
+)
+def test_wrong_option_raises_when_a_loader_is_made(arguments: dict[str, Any], error: type, match: str) -> None:
+    """The message names the option."""
+    with pytest.raises(error, match=match):
+        WdsLoader(numbers(), **arguments)
+
+
+def test_loader_takes_only_pipes() -> None:
+    """A list, a dataset or another loader is an error at once."""
+    for wrong in ([1, 2], None, WdsLoader(numbers())):
+        with pytest.raises(TypeError, match="takes the last pipe of a graph"):
+            WdsLoader(wrong)  # type: ignore[arg-type]
+
+
+def test_ranks_need_a_seed_when_they_cannot_agree_on_one() -> None:
+    """Nobody would tell the others, and each would read another order."""
+    with pytest.raises(RuntimeError, match="pass the same seed="):
+        iter(WdsLoader(numbers(), ranks=(0, 2)))

@@ -1,0 +1,188 @@
+"""Runs a graph epoch after epoch, in worker processes or in this one, and resumes it: what all loaders hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch.utils.data import IterDataPipe
+from torch.utils.data.graph import traverse_dps
+from torch.utils.data.graph_settings import get_all_graph_pipes
+
+from torchdata_wds.checks import checked_context, checked_int, checked_timeout
+from torchdata_wds.consumers import Place
+from torchdata_wds.pipes.seeds import Seeds, mix, seed_graph
+from torchdata_wds.workers import graphs
+from torchdata_wds.workers.interrupts import interrupts_held
+from torchdata_wds.workers.ranks import RankDivision
+from torchdata_wds.workers.resume import signatures
+from torchdata_wds.workers.resume.checkpoints import Checkpoint, has_epoch, pack_runs, unpack_streams
+from torchdata_wds.workers.resume.stream import WorkerFunctions
+from torchdata_wds.workers.skips import EpochSkips
+
+#: Draws the seeds of an epoch, or repeats the draw that its argument describes (None for a new one). Returns a
+#: description in plain values, which a state keeps, and the seeds.
+Draw = Callable[[Any], tuple[Any, Seeds]]
+
+
+class Engine:
+    """Divides, seeds, runs and resumes one graph; its front decides when an epoch begins and ends.
+
+    `ranks` is the place among the ranks, or one of the words of `RankDivision`; the other arguments are those of
+    `WorkersReadingService`. Raises TypeErrors and ValueErrors for wrong arguments.
+    """
+
+    def __init__(
+        self,
+        num_workers: int,
+        *,
+        functions: WorkerFunctions,
+        prefetch_factor: int = 2,
+        multiprocessing_context: str | None = None,
+        timeout: float = 0,
+        ranks: Place | str = "auto",
+        seed: int | None = None,
+    ) -> None:
+        self.num_workers = checked_int("num_workers", num_workers, 0)
+        self.prefetch_factor = checked_int("prefetch_factor", prefetch_factor, 1)
+        self.multiprocessing_context = checked_context(multiprocessing_context)
+        self.timeout = checked_timeout(timeout)
+        self.seed = None if seed is None else checked_int("seed", seed, 0, 2**64 - 1)
+        self.ranks = RankDivision(ranks)
+        self.epoch = 0  # how many epochs have begun
+        self.in_epoch = False
+        self.skips = EpochSkips()
+        self.graph: Any = None  # a RunningGraph, once the work is divided
+        self._functions = functions
+        self._promised: int | None = None
+        self._signature: signatures.Signature = {}
+        self._shards: signatures.Signature | None = None  # as listed in this epoch
+        self._drawn: Any = None  # how the running epoch's seeds were drawn
+        self._stream_seeds: Seeds | None = None
+        self._restored: Checkpoint | None = None
+
+    def open(
+        self, datapipe: IterDataPipe[Any], restored: Checkpoint | None = None, *, length: int | None = None
+    ) -> None:
+        """Divides a graph among ranks and workers, once; a state must fit, or a ValueError names the differences.
+
+        `length` is how many items an epoch should have.
+        """
+        self._signature = self._describe(datapipe)
+        if restored is not None and restored.signature:  # without one, no epoch had begun
+            shards = signatures.describe_shards(*graphs.find_branches(datapipe))
+            signatures.check_signature(restored.signature, {**self._signature, **shards})
+        self._restored = restored
+        self._promised = graphs.promised_length(datapipe) if length is None else length
+        self.ranks.divide(datapipe, is_seeded=self.seed is not None)
+        with interrupts_held():  # a partly divided graph could not be divided again
+            graph = self.graph = graphs.RunningGraph(datapipe, self._functions)
+            if self.num_workers and not graphs.runs_once(datapipe):
+                graph.move_to_workers(
+                    self.num_workers, self.prefetch_factor, self.multiprocessing_context, self.timeout
+                )
+            else:
+                graph.keep_here()
+
+    def begin(self, draw: Draw, epoch: int | None = None) -> None:
+        """Begins an epoch, the next one or number `epoch` from 0: seeds the graph, and starts the workers."""
+        restored = self._restored
+        if restored is not None:
+            self.epoch = restored.epoch - restored.in_epoch
+            self._stream_seeds = restored.stream_seeds
+        self.epoch = self.epoch if epoch is None else epoch
+        if self.seed is None:
+            self._drawn, drawn = draw(restored.generator if restored is not None and restored.in_epoch else None)
+            seeds = self._agree(drawn)
+        else:
+            seeds = mix(self.seed, self.epoch), mix(self.seed, self.epoch, "rank", self.ranks.place.number)
+        self.epoch += 1
+        was_left_early, self.in_epoch = self.in_epoch, True
+        self._shards = None
+        graph = self.graph
+        self.skips.begin(graph)
+        self._stream_seeds = self._stream_seeds or seeds
+        graph.end._number_of_samples_yielded = 0
+        # A number that no worker has, so that random stages after .join_workers() have an order of their own.
+        seed_graph(graph.end, seeds, max(graph.workers, 1))
+        for number, run in enumerate(graph.runs):
+            if self.epoch > 1 and restored is None and has_epoch(graph.end, run):
+                continue  # wds_epoch in the main process takes more of the workers' running stream
+            streams = run.streams.next_epoch() if was_left_early else run.streams
+            if restored is not None and restored.streams is not None:
+                streams = unpack_streams(graph.part(), restored.streams, self._stream_seeds, self.epoch)
+            streams.epoch = self.epoch - 1
+            run.begin(graphs.seeds_of(number, seeds), streams)
+        self._restored = None  # only now, since Ctrl-C may come earlier
+
+    def end(self) -> None:
+        """Ends an epoch of which all items were taken; raises a RuntimeError if Ctrl-C has ended it."""
+        if not self.in_epoch:
+            return
+        if any(run.was_interrupted for run in self.graph.runs):
+            raise RuntimeError(
+                "this iterator was ended by Ctrl-C in the middle of the epoch: begin another epoch by iterating "
+                "over the loader again"
+            )
+        for run in self.graph.runs:
+            run.wait_for_facts()
+        self.in_epoch = False
+        graphs.warn_of_more(self.graph.end._number_of_samples_yielded, self._promised, self.num_workers)
+        self.skips.end(self.epoch)
+        for run in self.graph.runs:
+            run.streams = run.streams.next_epoch()
+
+    # Workers are never far ahead; only threads of the main process, such as those of ``prefetch``, need to stop.
+    def pause(self) -> None:
+        """Stops the threads of the main process until `resume`."""
+        for pipe in self._pipes_with("pause"):
+            pipe.pause()
+
+    def resume(self) -> None:
+        """Starts the threads again that `pause` stopped."""
+        for pipe in reversed(self._pipes_with("resume")):
+            pipe.resume()
+
+    def _pipes_with(self, method: str) -> list[Any]:
+        pipes = get_all_graph_pipes(traverse_dps(self.graph.end))
+        # a stage of ours may have a `resume` of its own, of another meaning: only what can be paused is resumed
+        return [pipe for pipe in pipes if all(callable(getattr(type(pipe), name, None)) for name in ("pause", method))]
+
+    def checkpoint(self, delivered: int | None = None) -> Checkpoint:
+        """Returns the state after `delivered` items since `begin`; None for all that the graph has yielded.
+
+        Raises:
+            RuntimeError: if a stage may hold items back, so that the position is unknown.
+        """
+        if self._restored is not None:
+            return self._restored
+        if self._shards is None:
+            self._shards = signatures.without_lists(signatures.describe_shards(*self.graph.branches))
+        graph = self.graph
+        return Checkpoint(
+            {**self._signature, **self._shards},
+            self.epoch,
+            self.in_epoch,
+            self._drawn,
+            self._stream_seeds,
+            pack_runs(graph.end, graph.runs, graph.part(), in_epoch=self.in_epoch, delivered=delivered),
+        )
+
+    def close(self) -> None:
+        """Ends the workers; idempotent."""
+        self.skips.stop()
+        for run in self.graph.runs if self.graph else ():
+            run.close()
+        self.ranks.close()
+
+    def _describe(self, datapipe: IterDataPipe[Any]) -> signatures.Signature:
+        ranks, rank = self.ranks.find(datapipe)
+        known = {"num_workers": self.num_workers, "ranks": ranks, "rank": rank, "seed": self.seed}
+        return {**known, "stages": signatures.graph_signature(datapipe)}
+
+    def _agree(self, drawn: Seeds) -> Seeds:
+        """Returns the epoch's seeds: one that all ranks share, and this rank's own."""
+        if self.ranks.option == "none":
+            return drawn
+        shared = self.ranks.share(drawn[0])
+        return shared, mix(shared, "rank", self.ranks.place.number)

@@ -1,0 +1,348 @@
+"""A loader for any training loop: runs a graph epoch after epoch and resumes it, without torchdata."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, NoReturn, Self, TypeVar
+
+import torch
+from torch.utils.data import IterDataPipe
+from torch.utils.data.datapipes.iter import IterableWrapper
+
+from torchdata_wds.checks import check_flags, checked_int
+from torchdata_wds.consumers import Place, Ranks, checked_ranks, upstream
+from torchdata_wds.pipes.seeds import Seeds
+from torchdata_wds.workers.device import DeviceItems, PinnedItems
+from torchdata_wds.workers.engine import Engine
+from torchdata_wds.workers.lengths import items_per_epoch
+from torchdata_wds.workers.resume.checkpoints import Checkpoint
+from torchdata_wds.workers.resume.stream import WorkerFunctions, checked_function
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class WdsLoader(Generic[T]):
+    """Runs a graph of DataPipes for a training loop: each sample once per epoch, resumable at any item.
+
+    It does what DataLoader2 with `WorkersReadingService` does, in the same order, but needs no torchdata. See there for
+    how workers run, what decides the order of items, and which items a resumed run skips. Lightning and Accelerate take
+    it as it is; a Trainer takes it from ``get_train_dataloader``.
+
+    One loader is iterated epoch after epoch. It runs a copy of the graph, and has one iterator at a time: a new one
+    ends the one before. An iterator from which nothing was taken does not count as an epoch.
+
+    Args:
+        pipe: The last pipe of the graph. ``.sharding_filter()`` or ``.split_shards()`` divides its work among workers
+            and ranks.
+        num_workers, prefetch_factor, multiprocessing_context, timeout: As in `WorkersReadingService`.
+        seed: Makes every order depend only on this seed, the epoch's number, and the rank and worker. None draws a
+            seed from torch's global generator in each epoch, which all ranks share.
+        ranks: The ranks that share the work: ``"auto"`` for those of ``torch.distributed``, if it is initialized at
+            the first epoch, or of the launcher (``RANK`` and ``WORLD_SIZE``), or this process alone; ``(rank, size)``;
+            a ProcessGroup; or one dimension of a DeviceMesh, such as ``mesh["dp"]``. Ranks of one model replica
+            (tensor, pipeline or context parallelism) must read the same data: they pass their data-parallel group, and
+            one ``seed``.
+        pin_memory: Whether a thread copies items to pinned memory, where there is a CUDA device.
+        length: What ``len()`` returns: the items of an epoch on this rank, over all its workers. None derives it
+            from the graph and its index, where that is possible.
+        worker_init_fn: ``callable(worker_id)``, called once in each worker process, as by torch's DataLoader.
+
+    Raises:
+        TypeError: if an argument has the wrong type.
+        ValueError: if an argument is out of range.
+
+    Example:
+        >>> from torch.utils.data.datapipes.iter import IterableWrapper
+        >>> from torchdata_wds import WdsLoader
+        >>> pipe = IterableWrapper(range(9)).shuffle().sharding_filter()
+        >>> with WdsLoader(pipe, num_workers=2, seed=1) as loader, WdsLoader(pipe, num_workers=2, seed=1) as other:
+        ...     items = iter(loader)
+        ...     begun = [next(items) for _ in range(4)]
+        ...     other.load_state_dict(loader.state_dict())
+        ...     list(other) == list(items)
+        True
+    """
+
+    def __init__(
+        self,
+        pipe: IterDataPipe[T],
+        num_workers: int = 0,
+        *,
+        seed: int | None = None,
+        ranks: Ranks = "auto",
+        prefetch_factor: int = 2,
+        multiprocessing_context: str | None = None,
+        timeout: float = 0,
+        pin_memory: bool = False,
+        length: int | None = None,
+        worker_init_fn: Callable[[int], object] | None = None,
+    ) -> None:
+        if not isinstance(pipe, IterDataPipe):
+            raise TypeError(f"WdsLoader takes the last pipe of a graph, an IterDataPipe, not {pipe!r}")
+        check_flags(pin_memory=pin_memory)
+        self.pipe = pipe
+        self.pin_memory = pin_memory
+        self.length = None if length is None else checked_int("length", length, 0)
+        checked_function("worker_init_fn", worker_init_fn)
+        first = None if worker_init_fn is None or not num_workers else functools.partial(_initialize, worker_init_fn)
+        self._new_engine = functools.partial(
+            Engine,
+            num_workers,
+            prefetch_factor=prefetch_factor,
+            multiprocessing_context=multiprocessing_context,
+            timeout=timeout,
+            ranks=checked_ranks(ranks) or "auto",
+            seed=seed,
+            functions=WorkerFunctions(first, None, Place, _no_generator),
+        )
+        self._engine = self._new_engine()
+        self._running: _Epoch[T] | None = None  # the last one begun
+        self._next_epoch: int | None = None  # as set_epoch says
+        self._restored: Checkpoint | None = None  # where the next iteration resumes
+        self._uncopied: Exception | None = None  # why the graph itself runs, not a copy
+        self._is_paused = self._is_shut_down = False
+
+    def __iter__(self) -> LoaderIterator[T]:
+        return self._begin(None)
+
+    def prefetch_to_device(self, device: torch.device | str | int) -> LoaderIterator[T]:
+        """Begins an epoch, as ``iter()`` does, and copies its items to a device.
+
+        The next item is copied on a stream of its own while the current one is used; with ``pin_memory=True`` that
+        copy does not block. On the CPU items are passed through. A state counts only delivered items.
+
+        Example:
+            >>> from torch.utils.data.datapipes.iter import IterableWrapper
+            >>> from torchdata_wds import WdsLoader
+            >>> list(WdsLoader(IterableWrapper(range(3))).prefetch_to_device("cpu"))
+            [0, 1, 2]
+        """
+        return self._begin(torch.device(device))
+
+    def _begin(self, device: torch.device | None) -> LoaderIterator[T]:
+        self._check_open()
+        if self._is_paused:
+            raise RuntimeError(
+                "the loader is paused, because the limit(n) of its last iterator was reached: call resume() of that "
+                "iterator before another epoch begins"
+            )
+        running = self._running
+        is_kept = running is not None and running.is_fresh and self._next_epoch in (None, self._engine.epoch - 1)
+        self._leave()
+        source = running.source if running is not None and is_kept else self._start()
+        self._next_epoch = None
+        self._running = _Epoch(source, pins=self.pin_memory and torch.cuda.is_available(), device=device)
+        return LoaderIterator(self, self._running)
+
+    def _start(self) -> Iterator[T]:
+        """Begins an epoch of the graph, and divides it first if it has not run yet."""
+        engine, restored, epoch = self._engine, self._restored, self._next_epoch
+        if engine.graph is None:
+            if restored is not None and restored.in_epoch and epoch not in (None, restored.epoch - 1):
+                logger.warning(
+                    "set_epoch(%s) was called after a state in the middle of epoch %d was loaded: that position is "
+                    "dropped, and epoch %s begins with its first item",
+                    *(epoch, restored.epoch - 1, epoch),
+                )
+                restored = None
+            engine.open(self._copy(), restored, length=self.length)
+        self._restored = None
+        engine.begin(_draw, epoch)
+        return iter(engine.graph.end)
+
+    def _leave(self) -> None:
+        """Ends the iterator of the running epoch."""
+        if self._running is not None:
+            self._running.leave()
+
+    def _check_open(self) -> None:
+        if self._is_shut_down:
+            raise RuntimeError("this loader was shut down: make another one")
+
+    def _copy(self) -> IterDataPipe[T]:
+        if self._uncopied is not None:
+            raise RuntimeError(
+                "a state can only be loaded before the first epoch of this loader, because its graph cannot be "
+                f"copied: {self._uncopied}"
+            )
+        # lists of shards and data sets are shared: they may be large
+        shared = {id(pipe.iterable): pipe.iterable for pipe in upstream(self.pipe) if type(pipe) is IterableWrapper}
+        try:
+            return copy.deepcopy(self.pipe, shared)
+        except Exception as error:  # noqa: BLE001  # a pipe may hold anything
+            self._uncopied = error
+            return self.pipe
+
+    def __len__(self) -> int:
+        if self.length is not None:
+            return self.length
+        return items_per_epoch(self.pipe, self._engine.ranks.find(self.pipe), self._engine.num_workers)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Sets the number of the coming epoch, from 0; with a seed, its order depends on that.
+
+        Epochs count on from there. If a state in the middle of this very epoch was loaded, it is resumed.
+        """
+        self._next_epoch = checked_int("epoch", epoch, 0)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns where the loader is: after the last item delivered, or between epochs.
+
+        The state is a small dict of plain values, which ``torch.load``, JSON and torch.distributed.checkpoint take.
+        Each rank saves its own.
+
+        Raises:
+            RuntimeError: if a stage in the main process may hold items back, so that the position is unknown.
+        """
+        if self._restored is not None:
+            return self._restored.to_plain()
+        if self._running is None:
+            return Checkpoint({}, self._next_epoch or 0, False, None, None, None).to_plain()
+        return self._engine.checkpoint(self._running.delivered).to_plain()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Makes the next iteration resume from a state, and ends the current iterator.
+
+        That iteration raises a ValueError, which names the differences, if the state belongs to another graph, other
+        shards, or another number of workers or ranks.
+
+        Raises:
+            ValueError: if this is not a state of a WdsLoader.
+        """
+        self._check_open()
+        restored = Checkpoint.from_plain(state_dict)
+        self._leave()
+        if self._engine.graph is not None:
+            self._engine.close()
+            self._engine = self._new_engine()
+        self._running, self._restored, self._next_epoch, self._is_paused = None, restored, None, False
+
+    def skipped(self, *, by_rule: bool = False) -> dict[str, dict[str, int]]:
+        """Counts what the stages skipped in the running or last epoch; see `WorkersReadingService.skipped`."""
+        return self._engine.skips.counts(by_rule=by_rule)
+
+    def shutdown(self) -> None:
+        """Ends the workers; the loader's state can still be taken, but it cannot be iterated again."""
+        self._leave()
+        self._engine.close()
+        self._is_shut_down = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy has not begun an epoch.
+        return {**vars(self), "_engine": self._new_engine(), "_running": None, "_is_paused": False}
+
+
+class _Epoch(Generic[T]):
+    """The running epoch of a loader; its items may pass through pinned memory, and to a device."""
+
+    def __init__(self, source: Iterator[T], *, pins: bool, device: torch.device | None) -> None:
+        self.source = source  # the graph's
+        self._pinned = PinnedItems(source) if pins else None
+        items: Iterator[T] = self._pinned or source
+        self._items = items if device is None else DeviceItems(items, device)
+        self.delivered = 0
+        self.is_over = False  # whether all items were delivered
+        self.is_left = False
+        self._error: BaseException | None = None
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether nothing was taken from it."""
+        return not (self.delivered or self.is_over or self._error or self.is_left)
+
+    def take(self) -> T:
+        """Returns the next item; raises StopIteration if all were delivered."""
+        if self.is_left:
+            raise RuntimeError(
+                "this iterator has ended, because the loader began another epoch, loaded a state or was shut down: a "
+                "WdsLoader has one iterator at a time"
+            )
+        if self._error is not None:
+            raise RuntimeError(
+                f"this epoch was ended by {type(self._error).__name__}: begin another, or load a state"
+            ) from self._error
+        try:
+            item = next(self._items)
+        except StopIteration:
+            self.is_over = True
+            raise
+        except BaseException as error:
+            self._error = error
+            raise
+        self.delivered += 1
+        return item
+
+    def leave(self) -> None:
+        """Ends the epoch here, and its thread."""
+        self.is_left = True
+        if self._pinned is not None:
+            self._pinned.close()
+        self._items = iter(())  # a generator in this process closes its files
+
+
+class LoaderIterator(Iterator[T]):
+    """The items of one epoch of a `WdsLoader`; it can pause after a number of them."""
+
+    def __init__(self, loader: WdsLoader[T], epoch: _Epoch[T]) -> None:
+        self._loader = loader
+        self._epoch = epoch
+        self._limit: int | None = None
+        self._since = 0  # items since the limit was set, or reached
+
+    def __next__(self) -> T:
+        loader, epoch = self._loader, self._epoch
+        if epoch.is_over or (loader._is_paused and not epoch.is_left):
+            raise StopIteration
+        try:
+            item = epoch.take()
+        except StopIteration:
+            loader._engine.end()
+            raise
+        self._since += 1
+        if self._since == self._limit:
+            self._since = 0
+            loader._is_paused = True
+            loader._engine.pause()
+        return item
+
+    def limit(self, n: int | None) -> None:
+        """Pauses after the next n items, and each n after `resume`; None removes the limit.
+
+        While it is paused, iterating stops at once, no thread of the main process runs, and the state stays.
+        """
+        self._limit = None if n is None else checked_int("n", n, 1)
+        self._since = 0
+
+    def resume(self) -> None:
+        """Lets the iterator continue after the limit was reached."""
+        if self._loader._is_paused and not self._epoch.is_left:
+            self._loader._is_paused = False
+            self._loader._engine.resume()
+
+
+def _draw(saved: Any) -> tuple[Any, Seeds]:
+    """Draws the seeds of an epoch from torch's global generator, or returns those saved."""
+    if saved is None:
+        saved = torch.empty(2, dtype=torch.int64).random_().tolist()
+    shared, local = saved
+    return saved, (shared, local)
+
+
+def _initialize(function: Callable[[int], object], datapipe: IterDataPipe[Any], place: Place) -> IterDataPipe[Any]:
+    """Calls a user's ``worker_init_fn`` in a worker, as torch's DataLoader does."""
+    function(place.number)
+    return datapipe
+
+
+def _no_generator(*_: Any) -> NoReturn:
+    raise AssertionError("a WdsLoader has no worker_reset_fn")

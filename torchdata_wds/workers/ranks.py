@@ -1,0 +1,102 @@
+"""Divides a graph among ranks, and makes them agree on seeds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
+from torch.utils.data.graph import DataPipe, traverse_dps
+from torch.utils.data.graph_settings import apply_sharding, get_all_graph_pipes
+
+from torchdata_wds.consumers import Place, distributed_place, rank_place
+from torchdata_wds.handlers import warn_once
+
+_HALF = 2**63
+
+
+class RankDivision:
+    """The ranks among which a loader divides its work.
+
+    `option` is their place, or ``"auto"`` (torch.distributed, or what a launcher says), ``"distributed"`` (the same,
+    but torch.distributed must be initialized) or ``"none"`` (each rank reads everything).
+    """
+
+    def __init__(self, option: Place | str) -> None:
+        self.option = option
+        self.place = Place()
+        self._shares = False
+        self._group: Any = None
+
+    def find(self, datapipe: DataPipe) -> Place:
+        """Returns the place that this process has, or will have, among the ranks of a graph."""
+        if isinstance(self.option, Place):
+            return self.option
+        return rank_place() if self.option == "auto" else ranks_of(datapipe) or distributed_place() or Place()
+
+    def divide(self, datapipe: DataPipe, *, is_seeded: bool) -> None:
+        """Divides a graph; all ranks call this if they are not seeded."""
+        is_divided = ranks_of(datapipe) is not None
+        self.place = self.find(datapipe)
+        if self.option == "none":
+            if self.place.consumers > 1 and not is_divided:
+                warn_once(
+                    "ranks",
+                    f"each of the {self.place.consumers} ranks of torch.distributed reads everything: pass "
+                    "distributed=True to WorkersReadingService to divide the work among them",
+                )
+            return
+        if is_divided:
+            raise ValueError(
+                "the work is already divided among the ranks, by a DistributedReadingService or apply_sharding: drop "
+                "that to lose no items, or leave the ranks to it (without distributed=True or ranks=)"
+            )
+        if self.option == "distributed" and distributed_place() is None:
+            raise RuntimeError(
+                "distributed=True needs torch.distributed: call torch.distributed.init_process_group() before the "
+                "first epoch, or drop distributed=True to run alone"
+            )
+        if not is_seeded:
+            self._share_seeds()
+        apply_sharding(datapipe, *self.place, SHARDING_PRIORITIES.DISTRIBUTED)
+
+    def _share_seeds(self) -> None:
+        """Prepares `share`; raises a RuntimeError if only some of all ranks could take part."""
+        world = rank_place()
+        if world.consumers == 1 and self.place.consumers == 1:
+            return
+        # Ranks of one model replica have equal places, and each of their data-parallel groups would agree on another
+        # seed. Not all ranks may have a loader, so all of them cannot be asked either.
+        if self.place != distributed_place():
+            raise RuntimeError(
+                f"this loader has place {self.place.number} of {self.place.consumers} ranks, but they cannot agree on "
+                "a seed among themselves: pass the same seed= in all processes"
+                + ("" if distributed_place() else ", or call torch.distributed.init_process_group() before")
+            )
+        self._shares = True
+        # Seeds are shared from CPU memory, which needs gloo.
+        self._group = None if "gloo" in dist.get_backend_config() else dist.new_group(backend="gloo")
+
+    def share(self, seed: int) -> int:
+        """Returns the seed of rank 0 to all ranks."""
+        if not self._shares:
+            return seed
+        shared = torch.tensor(seed - _HALF, dtype=torch.int64)  # a uint64 has no tensor type that all backends take
+        dist.broadcast(shared, src=0, group=self._group)
+        return int(shared.item()) + _HALF
+
+    def close(self) -> None:
+        """Releases the group in which seeds are shared."""
+        group, self._group = self._group, None
+        if group is not None:
+            dist.destroy_process_group(group)
+
+
+def ranks_of(datapipe: DataPipe) -> Place | None:
+    """Returns the place of a graph among the ranks that share its work; None if they do not."""
+    for pipe in get_all_graph_pipes(traverse_dps(datapipe)):
+        groups = vars(pipe).get("groups")  # a user's pipe may have an attribute of this name, without torch's key
+        if isinstance(groups, dict) and SHARDING_PRIORITIES.DISTRIBUTED in groups:
+            return Place(*groups[SHARDING_PRIORITIES.DISTRIBUTED])
+    return None

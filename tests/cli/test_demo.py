@@ -58,15 +58,13 @@ def _few_shards(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_demo_runs_without_torchdata(
     workers: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where it has no wheels, torch's own loader reads, with the same check; it says so."""
+    """Where it has no wheels, the demo is the same."""
     urls = [write_tar(tmp_path / f"{number}.tar", image_samples(f"s{number}-", 40 * number)) for number in range(4)]
     monkeypatch.setitem(sys.modules, "torchdata_wds.workers.service", None)
     assert run("--workers", workers, "--shards", *urls) == 0
     captured = capsys.readouterr()
     assert "samples              240\n" in captured.out
     assert captured.out.endswith(VERDICT)
-    assert "wds: torchdata cannot be imported (" in captured.err
-    assert "reading through torch.utils.data.DataLoader" in captured.err
 
 
 @pytest.mark.usefixtures("_few_shards")

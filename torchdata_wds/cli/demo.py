@@ -24,7 +24,6 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image, ImageOps
-from torch.utils.data import DataLoader
 
 from torchdata_wds import storage
 from torchdata_wds.cli.command import Command, UsageError, add_force, option, whole_number
@@ -64,8 +63,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    with armed(), contextlib.suppress(ImportError):  # compiled modules lose a KeyboardInterrupt while they are imported
-        import torchdata_wds.workers.service  # noqa: F401
+    with armed():  # compiled modules lose a KeyboardInterrupt while they are imported
+        import torchdata_wds.workers.loader  # noqa: F401
     if arguments.shards and arguments.keep is not None:
         raise UsageError("--keep is for shards that the demo writes, but --shards names existing ones")
     if arguments.force and arguments.keep is None:
@@ -136,18 +135,11 @@ def _members_of(url: str) -> list[tuple[str, int]]:
 
 def _read_epoch(pipe: WdsPipe[Any], workers: int, total: int) -> tuple[Counter[SampleId], float, float]:
     """Counts the samples of one epoch, and measures the seconds to its last and first batch, start-up included."""
-    entered: Any
-    try:
-        from torchdata_wds.workers.service import DataLoader2, WorkersReadingService
-    except ImportError as error:
-        say(f"torchdata cannot be imported ({error.__cause__ or error}): reading through torch.utils.data.DataLoader")
-        # the graph makes the batches, in the workers
-        entered = contextlib.nullcontext(DataLoader(pipe, batch_size=None, num_workers=workers))
-    else:
-        entered = DataLoader2(pipe, reading_service=WorkersReadingService(workers))
+    from torchdata_wds.workers.loader import WdsLoader
+
     samples: Counter[SampleId] = Counter()
     first = 0.0
-    with entered as loader, Progress("samples", total) as bar:
+    with WdsLoader(pipe, workers) as loader, Progress("samples", total) as bar:
         start = time.perf_counter()
         for urls, keys, *_ in loader:
             first = first or time.perf_counter() - start

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from functools import partial
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from torchdata_wds.cli.jobs import map_in_order, run_in_processes
 @pytest.fixture(scope="module", autouse=True)
 def _no_process_left() -> Iterator[None]:
     """None that runs or waits to be reaped: once for all tests, since looking takes longer than most of them."""
+    if multiprocessing.get_start_method() == "forkserver":  # as on Linux from Python 3.14 on: its own process stays
+        forkserver.ensure_running()
     running = children(unreaped=True)
     yield
     assert children(unreaped=True) == running
@@ -130,7 +133,7 @@ def test_workers_end_when_nobody_wants_their_results(tmp_path: Path, monkeypatch
     def work(item: int) -> str:
         return "first" if item == 0 else wait_for_ever(tmp_path, item)
 
-    results = run_in_processes(work, range(9), 2)
+    results = run_in_processes(work, range(9), 2, start_method="fork")
     assert next(results) == (0, "first")
     assert wait_until(lambda: len(list(tmp_path.glob("begun-*"))) == 2)
     results.close()
@@ -149,7 +152,7 @@ def test_workers_end_when_they_heed_no_signal(tmp_path: Path, monkeypatch: pytes
             time.sleep(1000)
         return ""
 
-    results = run_in_processes(work, range(3), 1)
+    results = run_in_processes(work, range(3), 1, start_method="fork")
     next(results)
     assert wait_until((tmp_path / "begun").exists)
     results.close()
@@ -191,7 +194,7 @@ def work(item):
     time.sleep(1 if item == 1 else 1000)
     return ""
 
-for _ in run_in_processes(work, range(9), 2):
+for _ in run_in_processes(work, range(9), 2, start_method="fork"):
     print("one", flush=True)
 """
 

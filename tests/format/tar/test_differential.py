@@ -25,6 +25,8 @@ PROGRAMS = pytest.mark.parametrize(
         "Python's tarfile",
     ],
 )
+# What only some versions of a program read differently.
+VARYING = {"size-before-long-name", "slash-of-the-short-name"}
 
 
 class Case(NamedTuple):
@@ -116,7 +118,7 @@ def test_readers_agree_or_differ_as_the_table_says(program: str, tmp_path: Path)
     cases += [Case(None, f"tarfile {seed}", tar_kinds.by_tarfile(Random(seed))) for seed in range(5)]
     differing, wrong = compare(cases, tmp_path, program)
     assert not wrong
-    assert differing == expected
+    assert expected - VARYING <= differing <= expected
 
 
 @pytest.mark.slow
@@ -137,4 +139,4 @@ def test_readers_agree_or_differ_as_the_table_says_in_a_long_campaign(program: s
     (tmp_path / "archives").mkdir()
     differing, wrong = compare(cases, tmp_path / "archives", program)
     assert not wrong
-    assert differing == declared(program)
+    assert declared(program) - VARYING <= differing <= declared(program)

@@ -107,6 +107,7 @@ def test_errors_derive_from_builtins_that_callers_catch() -> None:
         "DecodingError": errors.SampleError,
         "CacheError": OSError,
         "SpecError": ValueError,
+        "DivisionError": RuntimeError,
     }
     for name, parent in parents.items():
         assert issubclass(getattr(errors, name), parent)

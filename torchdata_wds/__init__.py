@@ -24,6 +24,7 @@ from torchdata_wds.datasets.webdataset import WebDataset
 from torchdata_wds.errors import (
     CacheError,
     DecodingError,
+    DivisionError,
     DuplicateFieldError,
     EncodingError,
     MissingFieldError,
@@ -105,7 +106,7 @@ __all__ = [
     # exceptions
     "WdsError", "ShardListError", "ShardOpenError", "ShardFormatError", "SampleError", "DuplicateFieldError",
     "ReappearingKeyError", "MissingFieldError", "DecodingError", "EncodingError", "CacheError", "UnsafeDataError",
-    "SpecError",
+    "SpecError", "DivisionError",
 ]  # fmt: skip
 
 

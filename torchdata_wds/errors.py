@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple, Self
 __all__ = [
     "WdsError", "ShardListError", "ShardOpenError", "ShardFormatError", "SampleError", "DuplicateFieldError",
     "ReappearingKeyError", "MissingFieldError", "DecodingError", "EncodingError", "CacheError", "UnsafeDataError",
-    "SpecError",
+    "SpecError", "DivisionError",
 ]  # fmt: skip
 
 
@@ -160,3 +160,7 @@ class UnsafeDataError(WdsError):
 
 class SpecError(WdsError, ValueError):
     """A dataset file is wrong."""
+
+
+class DivisionError(WdsError, RuntimeError):
+    """The work of a graph is not divided as its loader needs: items would be lost, or come several times."""

@@ -29,8 +29,8 @@ from tests.kits.torchdata import (
     WorkersReadingService,
 )
 from tests.kits.workers_kit import run_script
-from torchdata_wds import StatefulPipeline, WebDataset, handlers
-from torchdata_wds.pipes import division
+from torchdata_wds import DivisionError, StatefulPipeline, WebDataset, handlers
+from torchdata_wds.pipes import division, running
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),
@@ -48,6 +48,7 @@ Graph = Callable[[list[str]], Any]
 def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handlers, "said", set())
     monkeypatch.setattr(division, "_checked", None)
+    monkeypatch.setattr(running, "_noted", None)
 
 
 @pytest.fixture(scope="module")
@@ -345,16 +346,18 @@ def test_division_is_silent_when_a_branch_follows_the_border(urls: list[str], sa
 
 
 # ------------------------------------------------------------------------------------------------ inside other datasets
+@pytest.mark.parametrize("number", [0, 1])
 @pytest.mark.parametrize("graph", [samples, split, inner, late])
-def test_division_warns_once_when_the_filter_was_never_told(graph: Graph, world: World) -> None:
-    """In a worker whose number nobody told the filter, every epoch again, the warning comes once."""
+def test_division_raises_when_the_filter_was_never_told(graph: Graph, number: int, world: World) -> None:
+    """In each worker whose number nobody told the filter, before the first item, every epoch again."""
     pipe = graph(world.urls)
-    world.as_worker(Around(pipe))
+    world.as_worker(Around(pipe), number=number)
     for _ in range(2):
-        assert sorted(Around(pipe)) == KEYS
-    (message,) = world.messages
-    for part in ("never told of the 2 workers", "each sample comes 2 times", "Pass the pipe itself to DataLoader"):
-        assert part in message
+        with pytest.raises(DivisionError) as caught:
+            next(iter(Around(pipe)))
+        for part in ("never told of the 2 workers", "each sample comes 2 times", "Pass the pipe itself to DataLoader"):
+            assert part in str(caught.value)
+    assert not world.messages
 
 
 def test_division_warns_when_the_epoch_counts_in_each_worker(world: World) -> None:
@@ -367,10 +370,12 @@ def test_division_warns_when_the_epoch_counts_in_each_worker(world: World) -> No
     assert [message for message in world.messages if "never told of the 2 workers" in message]
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_division_is_silent_in_all_workers_but_the_first(workers: int, world: World) -> None:
-    world.as_worker(None, workers=2, number=1)
-    assert sorted(samples(world.urls)) == KEYS
+@pytest.mark.parametrize("graph", [unfiltered, late])
+def test_division_warns_in_no_worker_but_the_first(graph: Graph, world: World) -> None:
+    pipe = graph(world.urls)
+    world.as_worker(pipe, workers=2, number=1)
+    apply_sharding(pipe, 2, 1)
+    assert list(pipe)
     assert not world.messages
 
 
@@ -385,12 +390,10 @@ def test_division_is_silent_in_all_workers_but_the_first(workers: int, world: Wo
         ),
     ],
 )
-def test_division_warns_once_when_a_dataset_stands_around_the_pipe(
-    run: Any, wrap: Any, urls: list[str], said: Callable[[], list[str]]
-) -> None:
-    """Under real loaders, from one of the workers."""
-    assert Counter(run(wrap(samples(urls)))) == dict.fromkeys(KEYS, 2)
-    assert ["each sample comes 2 times" in message for message in said()] == [True]
+def test_division_raises_when_a_dataset_stands_around_the_pipe(run: Any, wrap: Any, urls: list[str]) -> None:
+    """Under real loaders, which raise what a worker raised, as its class."""
+    with pytest.raises(DivisionError, match="each sample comes 2 times"):
+        run(wrap(samples(urls)))
 
 
 class Hides(IterDataPipe):
@@ -403,12 +406,64 @@ class Hides(IterDataPipe):
         yield from self.holder
 
 
-@pytest.mark.parametrize("hide", [Hides, lambda pipe: IterableWrapper(Around(pipe), deepcopy=False)])
-def test_division_warns_once_when_the_graph_hides_the_filter(hide: Any, world: World) -> None:
+def test_division_raises_when_the_graph_hides_the_filter(world: World) -> None:
     """In an object that torch does not look into."""
+    with pytest.raises(DivisionError, match="never told of the 2 workers"):
+        world.run(Hides(samples(world.urls)))
+
+
+def test_division_warns_once_when_what_hides_the_filter_may_divide(world: World) -> None:
+    """A dataset of the user's as a source may divide by the worker's number."""
     for _ in range(2):
-        assert sorted(world.run(hide(samples(world.urls)))) == KEYS
+        assert sorted(world.run(IterableWrapper(Around(samples(world.urls)), deepcopy=False))) == KEYS
     assert "never told of the 2 workers" in world.only_message()
+
+
+def take_every(items: Any) -> Iterator[Any]:
+    worker = place_here()
+    return islice(items, worker.id, None, worker.num_workers)
+
+
+def place_here() -> Any:
+    return get_worker_info()
+
+
+class Slices(Around):
+    """A dataset that keeps every second sample, by way of functions."""
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from take_every(self.inner)
+
+
+class Numbered(Around):
+    """A dataset that keeps every second sample; a function of the loader tells it which."""
+
+    number = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from islice(self.inner, self.number, None, 2)
+
+
+numbered = Numbered(None)
+
+
+def tell_number(number: int) -> None:
+    numbered.number = number
+
+
+@pytest.mark.parametrize("wrap", [Slices, "numbered"])
+def test_division_only_warns_when_a_dataset_may_divide(
+    wrap: Any, urls: list[str], said: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error would end a training that is right."""
+    pipe = IterableWrapper(urls).sharding_filter().load_wds_shards().group_by_key().map(key_of)
+    monkeypatch.setattr(numbered, "inner", pipe)
+    dataset, function = (numbered, tell_number) if wrap == "numbered" else (wrap(pipe), None)
+    loader = DataLoader(
+        dataset, batch_size=None, num_workers=2, worker_init_fn=function, multiprocessing_context="fork"
+    )
+    assert sorted(loader) == KEYS
+    assert ["unless the program divides them itself" in message for message in said()] == [True]
 
 
 def test_division_is_silent_when_the_dataset_around_divides(world: World) -> None:

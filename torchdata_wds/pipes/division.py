@@ -1,23 +1,17 @@
-"""Warns about running graphs whose work is not divided among their consumers, and says what to write instead.
+"""Reports running graphs whose work is not divided among their consumers, and says what to write instead.
 
-A pipe does not know what follows it. But while it makes an item, everything that waits for that item is on the stack,
-and torch wraps each pipe's iterator in a frame of its own. So the running graph can be found from inside, under torch's
-DataLoader, a dataset around the pipe, a reading service or a plain loop.
+Where it is certain that items come several times although the graph asks for division, that is an error, before the
+first item; where a program may have divided the work in its own way, a warning.
 """
 
 from __future__ import annotations
 
-import functools
 import inspect
-import sys
-import threading
 import weakref
-from collections.abc import Iterator, Sized
-from types import FrameType
+from collections.abc import Sized
 from typing import Any
 
-from torch.utils.data import Dataset, IterDataPipe, get_worker_info
-from torch.utils.data.dataloader import _sharding_worker_init_fn
+from torch.utils.data import IterDataPipe, get_worker_info
 from torch.utils.data.datapipes.iter import IterableWrapper, ShardingFilter
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from torch.utils.data.graph import DataPipeGraph
@@ -25,13 +19,15 @@ from torch.utils.data.graph_settings import get_all_graph_pipes
 
 from torchdata_wds import consumers
 from torchdata_wds.consumers import Place, distributed_place, graph_of, in_stock_worker, stock_place, upstream
+from torchdata_wds.errors import DivisionError
 from torchdata_wds.handlers import warn_once
 from torchdata_wds.pipes.chain_text import known_name, short_name
+from torchdata_wds.pipes.foreign_loaders import find_dealer, heed_dealer
+from torchdata_wds.pipes.lone_ranks import note_reader
+from torchdata_wds.pipes.own_division import calls_for_place, divides_itself, is_held, may_divide
 from torchdata_wds.pipes.pickling import Held
+from torchdata_wds.pipes.running import note_root, running_pipes
 
-# Functions called by code that divides by the worker's number, or also by the rank; the second is WebDataset's.
-_WORKER_NAMES = {"get_worker_info", "pytorch_worker_info"}
-_PLACE_NAMES = {*_WORKER_NAMES, "get_rank", "get_world_size"}
 # Stages that yield the items of all their sources, and those that pair them by position.
 _MERGERS = {"Concater", "Multiplexer", "MultiplexerLongest", "SampleMixer", "SampleMultiplexerDataPipe"}
 _ZIPPERS = {"Zipper", "ZipperLongest"}
@@ -64,8 +60,8 @@ class _Checked:
 _checked: _Checked | None = None
 
 
-def warn_about_workers(pipe: IterDataPipe[Any]) -> None:
-    """Warns, once per process, if the consumers of a pipe that is about to read shards do not divide the work."""
+def check_workers(pipe: IterDataPipe[Any]) -> None:
+    """Raises or warns, once per process, if the consumers of a pipe that is about to read shards divide it wrongly."""
     # Called at the first item, not at construction: only then has torch told each worker its place, and the graph that
     # runs is on the stack. A reader outside that graph was created by one of its stages, such as wds_compose(f): unless
     # that stage gets only a part of the items, all consumers may read the same shards through it.
@@ -76,7 +72,9 @@ def warn_about_workers(pipe: IterDataPipe[Any]) -> None:
             "streams differ in length: end the workers' part with .join_workers(), or use "
             "torchdata_wds.WorkersReadingService",
         )
-    if not _warns():
+    heed_dealer(pipe)
+    note_reader(pipe)
+    if _workers().consumers * _ranks(pipe) == 1:
         return
     running = running_pipes() or [pipe]
     root = running[-1]
@@ -89,40 +87,48 @@ def warn_about_workers(pipe: IterDataPipe[Any]) -> None:
     stage = next((outer for outer in running if id(outer) in checked.pipes), root)
     graph = graph_of(stage)
     share = "part" if graph is None else _share_of(stage, graph[id(stage)][1])[0]
-    if share == "part" or _divides_itself():
+    if share == "part" or divides_itself():
         return
     filters = [found for found in upstream(root) if isinstance(found, ShardingFilter)]
     if any(above is stage for found in filters for above in upstream(found)):
-        warn_once(*_LATE_FILTER)
-    elif not _warn_of_untold(list(upstream(pipe)), root) and share == "all" and consumers.find_sharder(pipe) is None:
-        warn_once(*_NO_FILTER)
+        _warn(*_LATE_FILTER)
+    elif (
+        not _report_untold(list(upstream(pipe)), root, is_certain=share == "all")
+        and share == "all"
+        and consumers.find_sharder(pipe) is None
+    ):
+        _warn(*_NO_FILTER)
 
 
 def check_division(root: Any, *, workers: int | None = None, for_reader: bool = False) -> _Checked | None:
-    """Warns, once per process, if the consumers of the graph that ends in `root` and runs here do not divide it."""
+    """Raises or warns, once per process, if the consumers of the graph that ends in `root` divide it wrongly."""
     # A main process passes `workers` if it will tell them their places. Readers of shards issue their own warning.
     global _checked
-    graph = graph_of(root) if (_warns() if workers is None else workers * _ranks() > 1) else None
+    count = _workers().consumers if workers is None else workers
+    graph = graph_of(root) if count * _ranks(root) > 1 else None
     if graph is None:
         return None
     pipes: list[Any] = get_all_graph_pipes(graph)
-    _checked = _Checked(root, set(map(id, pipes)))
+    _checked = None  # an error is raised again in the next epoch
+    note_root(root)
     share, warnings = _share_of(root, graph[id(root)][1])
-    if workers is None and _warn_of_untold(pipes, root):
+    is_untold = workers is None and _report_untold(pipes, root)
+    _checked = _Checked(root, set(map(id, pipes)))
+    if is_untold:
         return _checked
     for warning in warnings:
-        warn_once(warning, warning)  # once for each branch
+        _warn(warning, warning)  # once for each branch
     if share == "all" and any(map(_reads_shards, pipes)):
-        if not _divides_itself():
-            warn_once(*_NO_FILTER)
+        if not divides_itself():
+            _warn(*_NO_FILTER)
     elif share == "all" and not for_reader and all(map(known_name, pipes)):
-        warn_once(
+        _warn(
             "unfiltered",
             "this graph has no .sharding_filter(): each worker or rank yields all of its items, so they come several "
             "times. Put one after .shuffle(), before the stages that do the work",
         )
     elif any(isinstance(pipe, ShardingFilter) and any(map(_reads_shards, upstream(pipe))) for pipe in pipes):
-        warn_once(*_LATE_FILTER)
+        _warn(*_LATE_FILTER)
     return _checked
 
 
@@ -178,12 +184,7 @@ def _heeds_place(pipe: Any) -> bool:
     held = [value.value if isinstance(value, Held) else value for value in vars(pipe).values()]
     if not known_name(pipe):  # a MapDataPipe has no __iter__
         held.append(inspect.unwrap(getattr(type(pipe), "__iter__", lambda: None)))
-    return any(_calls(_PLACE_NAMES, getattr(value, "func", value)) for value in held)
-
-
-def _calls(names: set[str], function: Any) -> bool:
-    code = getattr(function, "__code__", None)
-    return code is not None and not names.isdisjoint(code.co_names)
+    return any(calls_for_place(getattr(value, "func", value)) for value in held)
 
 
 def _describe_branch(pipe: Any, number: int, source: Any) -> str:
@@ -201,120 +202,56 @@ def _describe_branch(pipe: Any, number: int, source: Any) -> str:
     )
 
 
-def running_pipes() -> list[Any]:
-    """Returns the pipes that wait for an item from this thread, from the nearest to the last of the graph."""
-    pipes = _pipes_on(sys._getframe(1))
-    if threading.current_thread() is threading.main_thread():
-        return pipes
-    # The pipes that wait for a thread of prefetch, or of a stage that calls functions in threads, are not on its stack.
-    # The last pipe of the graph that this process runs takes their place, if it is known.
-    root = None if _checked is None else _checked.root()
-    if isinstance(dataset := getattr(get_worker_info(), "dataset", None), IterDataPipe):
-        root = vars(dataset).get("_datapipe", dataset)
-    outer = [] if root is None else [root]
-    outer += _pipes_on(sys._current_frames().get(threading.main_thread().ident or 0))[-1:]
-    within = [root for root in outer if any(pipe is pipes[-1] for pipe in upstream(root))] if pipes else []
-    return pipes + [root for root in (within or outer)[:1] if not pipes or root is not pipes[-1]]
-
-
-def _pipes_on(frame: FrameType | None) -> list[Any]:
-    """Returns the pipes whose iterators a stack is in, innermost first."""
-    pipes: list[Any] = []
-    hook = "torch.utils.data.datapipes._hook_iterator"
-    for found in (outer.f_locals for outer in _frames(frame) if outer.f_globals.get("__name__") == hook):
-        pipe = found["args"][0] if found.get("args") else getattr(found.get("self"), "datapipe", None)
-        is_stage = isinstance(pipe, IterDataPipe) and type(pipe).__name__ != "_IterDataPipeSerializationWrapper"
-        if is_stage and not any(pipe is other for other in pipes):
-            pipes.append(pipe)
-    return pipes
-
-
-def _frames(frame: FrameType | None) -> Iterator[FrameType]:
-    """Yields the frames of a stack that this process itself entered, innermost first."""
-    # A forked worker's stack has its parent's at its base; pipes that wait there are not waiting for this process.
-    while frame is not None and frame.f_globals.get("__name__") != "multiprocessing.process":
-        yield frame
-        frame = frame.f_back
-
-
 def _workers() -> Place:
     """Returns the place of this process among the workers of its loader."""
     worker = get_worker_info()
     return stock_place() if worker is None else Place(worker.num_workers, worker.id)
 
 
-def _ranks() -> int:
-    return (distributed_place() or Place()).consumers
+def _ranks(pipe: Any) -> int:
+    """Returns among how many ranks a pipe's work must be divided: not if a foreign loader deals out its items."""
+    return 1 if find_dealer(pipe) else (distributed_place() or Place()).consumers
 
 
-def _warns() -> bool:
-    """Returns whether there are several consumers, and this process is the one that warns."""
-    return not _workers().number and _workers().consumers * _ranks() > 1
+def _warn(kind: str, message: str) -> None:
+    """Warns in one of the workers only."""
+    if not _workers().number:
+        warn_once(kind, message)
 
 
-def _divides_itself() -> bool:
-    """Returns whether user code looks up the worker's number, to choose shards by it."""
-    # That code may be running, or have run earlier in torch's worker: a dataset may return the iterator of a pipe that
-    # it made, and ``worker_init_fn`` may change the dataset.
-    if _asks(getattr(type(getattr(get_worker_info(), "dataset", None)), "__iter__", None)):
-        return True
-    for frame in _frames(sys._getframe(1)):
-        package = str(frame.f_globals.get("__name__")).partition(".")[0]
-        if frame.f_code.co_name == "_worker_loop" and _asks(frame.f_locals.get("init_fn")):
-            return True
-        is_known = package in ("torch", "torchdata", "torchdata_wds")
-        # A module may only import the name.
-        if not is_known and frame.f_code.co_name != "<module>" and not _WORKER_NAMES.isdisjoint(frame.f_code.co_names):
-            return True
-    return False
-
-
-def _asks(function: Any) -> bool:
-    if isinstance(function, functools.partial):
-        # torch's own function looks it up to divide a pipe's work, and holds the user's function, if there is one.
-        function = function.args[0] if function.func is _sharding_worker_init_fn else function.func
-    return callable(function) and _calls(_WORKER_NAMES, inspect.unwrap(function))
-
-
-def _is_held(root: Any, holder: Any) -> bool:
-    """Returns whether a dataset holds a graph, at any depth; if so, the graph was made before the workers."""
-    held, seen = [holder], set[int]()
-    while held:
-        value = held.pop()
-        if value is root:
-            return True
-        if id(value) not in seen and isinstance(value, (Dataset, list, tuple)):
-            seen.add(id(value))
-            held.extend(vars(value).values() if isinstance(value, Dataset) else value)
-    return False
-
-
-def _warn_of_untold(pipes: list[Any], root: Any) -> bool:
-    """Warns if the filters of a graph do not know its consumers; returns whether they do not."""
+def _report_untold(pipes: list[Any], root: Any, *, is_certain: bool = True) -> bool:
+    """Raises or warns if the filters of a graph do not know its consumers; returns whether they do not."""
     counts = any(short_name(pipe) == "EpochCounter" for pipe in pipes)
     # A resampler divides nothing and finds its own place. Counting epochs needs the filter.
     resamplers = [pipe for pipe in pipes if known_name(pipe) == "ShardResampler"]
     own = set() if counts else {id(pipe.source_datapipe) for pipe in resamplers}
     filters = [pipe for pipe in pipes if isinstance(pipe, ShardingFilter) and id(pipe) not in own]
-    workers, ranks = _workers().consumers, _ranks()
+    workers, ranks = _workers().consumers, _ranks(root)
     untold = {_untold(found.groups, workers, ranks) for found in filters}
     if "workers" in untold:
-        if _divides_itself() and not _is_held(root, getattr(get_worker_info(), "dataset", None)):
+        asks = divides_itself()
+        if asks and not is_held(root, getattr(get_worker_info(), "dataset", None)):
             return True  # each worker has made a graph for its own shards
-        warn_once(
-            "wrapped",
+        message = (
             f"the .sharding_filter() (or .split_shards()) of this graph was never told of the {workers} workers that "
-            f"run it: every worker reads everything, and each sample comes {workers} times. torch tells it only if "
-            "the pipe itself is the DataLoader's dataset, not inside another dataset. Pass the pipe itself to "
-            "DataLoader, or use DataLoader2 with WorkersReadingService, or call torch.utils.data.graph_settings."
-            "apply_sharding(pipe, num_workers, worker_id) in each worker before it iterates",
+            f"run it: every worker reads everything, and each sample comes {workers} times"
         )
+        cure = (
+            "torch tells it only if the pipe itself is the DataLoader's dataset, not inside another dataset. Pass the "
+            "pipe itself to DataLoader, or use torchdata_wds.WdsLoader, or DataLoader2 with WorkersReadingService, or "
+            "call torch.utils.data.graph_settings.apply_sharding(pipe, num_workers, worker_id) in each worker before "
+            "it iterates"
+        )
+        if is_certain and not resamplers and not asks and not may_divide():
+            raise DivisionError(f"{message}.", advice=cure)
+        _warn("wrapped", f"{message}, unless the program divides them itself. {cure}")
     elif "ranks" in untold:
-        warn_once(
+        _warn(
             "ranks",
             f"each of the {ranks} ranks of torch.distributed reads everything (unless each has its own list of "
             "shards), because the .sharding_filter() or .split_shards() of this graph was never told of them. Pass the "
-            "pipe itself to torch's DataLoader, or use DataLoader2 with WorkersReadingService(n, distributed=True), or "
+            "pipe itself to torch's DataLoader, or use torchdata_wds.WdsLoader, or DataLoader2 with "
+            "WorkersReadingService(n, distributed=True), or "
             "call torch.utils.data.graph_settings.apply_sharding(pipe, world_size, rank) before iterating",
         )
     return bool(untold - {None})

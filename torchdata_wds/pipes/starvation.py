@@ -19,7 +19,7 @@ from torchdata_wds.consumers import place_of, upstream
 from torchdata_wds.errors import ShardListError
 from torchdata_wds.handlers import warn_once
 from torchdata_wds.pipes.chain_text import known_name, short_name, sources_of
-from torchdata_wds.pipes.division import running_pipes
+from torchdata_wds.pipes.running import running_pipes
 from torchdata_wds.pipes.samples.map import ItemMapper
 
 _EMPTY_PASSES = 10  # a source that yields nothing in this many passes never will

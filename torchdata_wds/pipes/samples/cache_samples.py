@@ -19,6 +19,7 @@ from torchdata_wds.errors import CacheError, DecodingError, EncodingError, Unsaf
 from torchdata_wds.handlers import Handler, keep_going, reraise_exception, warn_once
 from torchdata_wds.pipes.base import Pipe, register
 from torchdata_wds.pipes.chain_text import short_name
+from torchdata_wds.pipes.foreign_loaders import heed_dealer
 from torchdata_wds.pipes.samples.map import HandlingPipe
 from torchdata_wds.pipes.seeds import mix
 from torchdata_wds.pipes.shards.list_shards import ShardResamplerIterDataPipe
@@ -88,6 +89,7 @@ class SampleCacherIterDataPipe(HandlingPipe[T]):
         if self.file is None:
             yield from self.source_datapipe
             return
+        heed_dealer(self)
         reader, writer = open_or_begin(path := self._path(self.file))
         if reader is not None:
             yield from self._serve(reader)

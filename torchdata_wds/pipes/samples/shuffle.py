@@ -11,6 +11,7 @@ from torch.utils.data import IterDataPipe
 from torchdata_wds.checks import check_count
 from torchdata_wds.consumers import place_of
 from torchdata_wds.pipes.base import WdsPipe, register
+from torchdata_wds.pipes.foreign_loaders import heed_dealer
 from torchdata_wds.pipes.resume_facts import Step, Wanted, Way
 from torchdata_wds.pipes.seeds import Seed, Seeded
 
@@ -96,6 +97,7 @@ class SampleShufflerIterDataPipe(WdsPipe[T], Seeded, Step):
         elif restart is not None:
             yield from self._go_on(restart)
         else:
+            heed_dealer(self)
             rng = self._seed.begin_epoch("wds_shuffle", place_of(self))
             yield from shuffled(self.source_datapipe, rng, self.buffer_size, self.initial, self.max_bytes)
 

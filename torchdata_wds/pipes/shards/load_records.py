@@ -10,7 +10,9 @@ from torchdata_wds.errors import ShardListError
 from torchdata_wds.format.records import DEFAULT_MAX_BYTES, RecordFormat, read_records
 from torchdata_wds.handlers import Handler, reraise_exception
 from torchdata_wds.pipes.base import Pipe, register
-from torchdata_wds.pipes.division import warn_about_workers
+from torchdata_wds.pipes.division import check_workers
+from torchdata_wds.pipes.foreign_loaders import SpawnNote
+from torchdata_wds.pipes.lone_ranks import warn_of_lone_reader
 from torchdata_wds.pipes.samples.map import HandlingPipe
 from torchdata_wds.pipes.shards.shard_sources import as_source
 from torchdata_wds.pipes.starvation import warn_when_idle
@@ -36,9 +38,10 @@ class RecordLoader(HandlingPipe[Any]):
         self.max_bytes = max_bytes
         self.storage_options = storage.StorageOptions(storage_options, rewrite=rewrite)
         self.rewrite = self.storage_options.rewrite
+        self._spawn_note = SpawnNote()
 
     def __iter__(self) -> Iterator[Any]:
-        warn_about_workers(self)
+        check_workers(self)
         form = f"load_{self.record_format}_shards"
         ask, got = self.asked(), False
         for item in self.source_datapipe:
@@ -57,6 +60,7 @@ class RecordLoader(HandlingPipe[Any]):
             except Exception as error:  # noqa: BLE001  (the handler decides)
                 if not ask(error):
                     return
+        warn_of_lone_reader(self)
         if not got:
             warn_when_idle(self)
 

@@ -20,7 +20,9 @@ from torchdata_wds.format.tar.members import Mark, MemberRun, PassedMember, Shar
 from torchdata_wds.handlers import Asked, Handler, reraise_exception, warn_once
 from torchdata_wds.option_types import KeyRule, Select, SplitName
 from torchdata_wds.pipes.base import Pipe, in_order, register
-from torchdata_wds.pipes.division import warn_about_workers
+from torchdata_wds.pipes.division import check_workers
+from torchdata_wds.pipes.foreign_loaders import SpawnNote
+from torchdata_wds.pipes.lone_ranks import warn_of_lone_reader
 from torchdata_wds.pipes.resume_facts import ShardBegun, Watch, other_shards
 from torchdata_wds.pipes.samples.map import HandlingPipe
 from torchdata_wds.pipes.shards.cache_shards import CachedShard
@@ -128,6 +130,7 @@ class ShardLoaderIterDataPipe(HandlingPipe[ShardMember]):
         self.rewrite = self.storage_options.rewrite
         self._shards_read = 0
         self._cycled = CycledPasses()
+        self._spawn_note = SpawnNote()
 
     def __iter__(self) -> Iterator[ShardMember]:
         ask, split = self.asked(), key_splitter(self.keys)
@@ -156,7 +159,7 @@ class ShardLoaderIterDataPipe(HandlingPipe[ShardMember]):
         Items of the source before `begun` are left out, except those in `skips`, which maps the number of an item to
         how many of its first samples to leave out. `keys` overrides the key rule of this pipe.
         """
-        warn_about_workers(self)
+        check_workers(self)
         self._cycled.begin(self)
         cycled, got = CycledShards(self), False
         keys = self.keys if keys is None else keys
@@ -169,6 +172,7 @@ class ShardLoaderIterDataPipe(HandlingPipe[ShardMember]):
                 if ask.is_over:
                     return
                 cycled.note()
+        warn_of_lone_reader(self)
         if not got:
             warn_when_idle(self)
 

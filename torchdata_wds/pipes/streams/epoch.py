@@ -12,6 +12,7 @@ from torchdata_wds.checks import check_count
 from torchdata_wds.consumers import Grid, Place, grid_of, place_of, rank_place, upstream
 from torchdata_wds.handlers import warn_once
 from torchdata_wds.pipes.base import Pipe, WdsPipe, register
+from torchdata_wds.pipes.foreign_loaders import heed_dealer
 from torchdata_wds.pipes.resume_facts import EpochEnded, PassBegun, Step, Wanted, Watch, Way
 from torchdata_wds.pipes.seeds import Passes
 from torchdata_wds.pipes.starvation import most_empty_passes
@@ -120,6 +121,7 @@ class EpochCounterIterDataPipe(WdsPipe[T], Step):
         self._watch: Watch | None = None
 
     def __iter__(self) -> Iterator[T]:
+        heed_dealer(self)
         stream, source, watch = self._stream, self.source_datapipe, self._watch
         self._check(grid := grid_of(self))
         share = self._coming_share(grid)

@@ -10,7 +10,7 @@ from torchdata_wds.consumers import in_stock_worker, note_join
 from torchdata_wds.handlers import warn_once
 from torchdata_wds.pipes.base import Pipe, WdsPipe, register
 from torchdata_wds.pipes.chain_text import short_name
-from torchdata_wds.pipes.division import running_pipes
+from torchdata_wds.pipes.running import running_pipes
 
 T = TypeVar("T")
 

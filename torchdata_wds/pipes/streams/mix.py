@@ -16,6 +16,7 @@ from torchdata_wds.errors import ShardListError
 from torchdata_wds.handlers import warn_once
 from torchdata_wds.option_types import Stop
 from torchdata_wds.pipes.base import Pipe, WdsPipe, register
+from torchdata_wds.pipes.foreign_loaders import heed_dealer
 from torchdata_wds.pipes.seeds import Passes, Seed, Seeded
 
 _STOPS = (
@@ -139,6 +140,7 @@ class SampleMixerIterDataPipe(WdsPipe[Any], Seeded):
         self._seed = Seed()
 
     def __iter__(self) -> Iterator[Any]:
+        heed_dealer(self)
         rng = self._seed.begin_epoch("wds_mix", place_of(self))
         pipes = (self.source_datapipe, *self.others)
         self.counts = [0] * len(pipes)

@@ -74,7 +74,7 @@ def check_workers(pipe: IterDataPipe[Any]) -> None:
         )
     heed_dealer(pipe)
     note_reader(pipe)
-    if _workers().consumers * _ranks(pipe) == 1:
+    if not _is_shared(pipe):
         return
     running = running_pipes() or [pipe]
     root = running[-1]
@@ -104,8 +104,7 @@ def check_division(root: Any, *, workers: int | None = None, for_reader: bool = 
     """Raises or warns, once per process, if the consumers of the graph that ends in `root` divide it wrongly."""
     # A main process passes `workers` if it will tell them their places. Readers of shards issue their own warning.
     global _checked
-    count = _workers().consumers if workers is None else workers
-    graph = graph_of(root) if count * _ranks(root) > 1 else None
+    graph = graph_of(root) if _is_shared(root, workers) else None
     if graph is None:
         return None
     pipes: list[Any] = get_all_graph_pipes(graph)
@@ -211,6 +210,11 @@ def _workers() -> Place:
 def _ranks(pipe: Any) -> int:
     """Returns among how many ranks a pipe's work must be divided: not if a foreign loader deals out its items."""
     return 1 if find_dealer(pipe) else (distributed_place() or Place()).consumers
+
+
+def _is_shared(pipe: Any, workers: int | None = None) -> bool:
+    """Returns whether several consumers run a pipe; `workers` is their number if this is not one of them."""
+    return (_workers().consumers if workers is None else workers) * _ranks(pipe) > 1
 
 
 def _warn(kind: str, message: str) -> None:

@@ -372,7 +372,7 @@ def test_load_wds_shards_warns_once_when_every_worker_reads_everything(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Several consumers without a sharding filter: one warning that says what to add."""
-    monkeypatch.setattr(division, "_warns", lambda: True)
+    monkeypatch.setattr(division, "_is_shared", lambda *_: True)
     urls = write_text_shards(tmp_path, [1])
     with caplog.at_level(logging.WARNING):
         list(fused(urls))

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import torch
+from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from torch.utils.data.graph_settings import apply_sharding
 
 from tests.kits.shards import write_text_shards
 from tests.kits.workers_kit import loader_of
-from torchdata_wds import handlers, index_shard
+from torchdata_wds import handlers, ignore_and_continue, index_shard, wds_collate
 from torchdata_wds.consumers import Place
 from torchdata_wds.workers.lengths import items_per_epoch
 
@@ -75,6 +79,25 @@ def identity(item: Any) -> Any:
     return item
 
 
+def pair(item: Any) -> tuple[str, int]:
+    return str(item), 1
+
+
+class HalfAsMany(IterDataPipe):
+    """A user's stage that tells its length."""
+
+    def __init__(self, source: Any) -> None:
+        self.source = source
+
+    def __iter__(self) -> Iterator[Any]:
+        for number, item in enumerate(self.source):
+            if number % 2:
+                yield item
+
+    def __len__(self) -> int:
+        return len(self.source) // 2
+
+
 def counted(pipe: Any, ranks: Place, workers: int, epochs: int = 2) -> list[int]:
     """How many items a rank's loader yields in each of some epochs."""
     divided = copy.deepcopy(pipe)
@@ -133,6 +156,10 @@ def sources(folders: Folders) -> list[Any]:
         lambda: loaded(IterableWrapper(folders.uneven).shuffle().sharding_filter()),
         lambda: loaded(listed(folders.even).resample_shards()).wds_epoch(13),
         lambda: loaded(listed(folders.uneven)).sharding_filter(),
+        lambda: loaded(IterableWrapper([folders.even, folders.uneven]).sharding_filter().list_shards()),
+        lambda: HalfAsMany(IterableWrapper(range(9))).sharding_filter(),
+        lambda: IterableWrapper(range(11)).set_length(11).sharding_filter(),
+        lambda: loaded(listed(folders.uneven).shuffle().cycle(2).sharding_filter()),
     ]
 
 
@@ -145,6 +172,9 @@ STAGES: list[Any] = [
     lambda pipe: pipe.batch(2, drop_last=True),
     lambda pipe: pipe.batch(2).unbatch(),
     lambda pipe: pipe.batch(4).wds_shuffle(3).join_workers().unbatch(),
+    lambda pipe: pipe.map(pair).batch(4).collate(wds_collate).join_workers().wds_unbatch(),
+    lambda pipe: pipe.map(pair).batch(3, drop_last=True).collate(wds_collate).wds_unbatch().shuffle(),
+    lambda pipe: HalfAsMany(pipe),
     lambda pipe: pipe.join_workers(),
     lambda pipe: pipe.wds_epoch(9),
     lambda pipe: pipe.wds_epoch(8),
@@ -191,6 +221,12 @@ def test_items_per_epoch_is_what_a_loader_yields_when_graphs_are_random(folders:
     assert sum(check_graph(seed, folders, most_workers=0) for seed in range(60)) > 30
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("first", [1000, 1020, 1040, 1060, 1080])
+def test_items_per_epoch_is_what_workers_yield_when_graphs_are_random(folders: Folders, first: int) -> None:
+    assert sum(check_graph(seed, folders, most_workers=3) for seed in range(first, first + 20)) > 5
+
+
 def test_items_per_epoch_is_known_for_all_workers_together_when_shares_vary(folders: Folders) -> None:
     """Which shards a worker reads changes from epoch to epoch, but not how many samples all have."""
     pipe = IterableWrapper([folders.uneven]).list_shards().shuffle().sharding_filter().load_wds_shards().group_by_key()
@@ -233,3 +269,80 @@ def test_items_per_epoch_raises_when_an_index_is_missing_stale_or_of_other_keys(
 def test_items_per_epoch_names_the_stage_when_it_is_not_known(make: Any, message: str) -> None:
     with pytest.raises(TypeError, match=rf"{message}.*\. End the graph with \.wds_epoch\(n\), or pass the loader"):
         items_per_epoch(make(IterableWrapper(range(9)).sharding_filter()), Place(), 2)
+
+
+def test_items_per_epoch_follows_set_length_where_it_stands() -> None:
+    """It is the number of all workers together; batches after it are known only if one process makes them."""
+    pipe = IterableWrapper(range(20)).sharding_filter().filter(bool).set_length(19)
+    assert items_per_epoch(pipe, Place(), 3) == items_per_epoch(pipe.map(identity), Place(2, 1), 3) == 19
+    assert items_per_epoch(pipe.batch(4), Place(), 0) == items_per_epoch(pipe.join_workers().batch(4), Place(), 3) == 5
+    with pytest.raises(TypeError, match=r"each of the 3 workers has its own batch"):
+        items_per_epoch(pipe.batch(4), Place(), 3)
+
+
+def test_items_per_epoch_of_wds_epoch_is_the_same_in_every_epoch() -> None:
+    """Of 7 items, three workers have 3, 2 and 2, each of them 3 in turn: always four batches of two."""
+    pipe = IterableWrapper(range(100)).sharding_filter().wds_epoch(7)
+    assert items_per_epoch(pipe, Place(), 3) == items_per_epoch(pipe, Place(2, 0), 3) + 4 == 7
+    assert counted(pipe.batch(2), Place(), 3, 4) == [items_per_epoch(pipe.batch(2), Place(), 3)] * 4 == [4] * 4
+    with pytest.raises(TypeError, match=r"it changes from epoch to epoch, between 6 and 7 items"):
+        items_per_epoch(pipe.zip(IterableWrapper(range(7)).sharding_filter()), Place(), 3)
+
+
+def test_items_per_epoch_is_an_upper_bound_when_functions_or_handlers_drop_items() -> None:
+    pipe = IterableWrapper("12x45").sharding_filter().wds_map(int, handler=ignore_and_continue)
+    assert items_per_epoch(pipe, Place(), 2) == 5
+    assert counted(pipe, Place(), 2, 1) == [4]
+
+
+def test_items_per_epoch_changes_nothing(folders: Folders) -> None:
+    """Neither the graph nor a random state, whatever is asked."""
+    pipe = IterableWrapper([folders.uneven]).list_shards().shuffle().split_shards(True, even="drop")
+    pipe = pipe.load_wds_shards().group_by_key().wds_shuffle(9).batch(2)
+    states = torch.get_rng_state(), random.getstate(), pickle.dumps(pipe)
+    assert items_per_epoch(pipe, Place(2, 1), 2) == 6
+    assert torch.equal(states[0], torch.get_rng_state())
+    assert states[1:] == (random.getstate(), pickle.dumps(pipe))
+
+
+def test_items_per_epoch_asks_no_server_when_none_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Remote shards are counted by a dict, if the pattern names each of them."""
+
+    def samples(pattern: str, index: Any = None) -> Any:
+        shards = IterableWrapper([pattern]).list_shards().split_shards(index)
+        return shards.load_wds_shards().group_by_key()
+
+    monkeypatch.setenv("WDS_store", "s3://bucket")
+    counts = {"s3://bucket/a.tar": 3, "s3://bucket/b.tar": 4}
+    assert items_per_epoch(samples("s3://bucket/{a,b}.tar", counts), Place(2, 1), 2) == 4
+    assert items_per_epoch(samples("${store}/{a,b}.tar", counts), Place(), 2) == 7
+    for pattern in ("s3://bucket/*.tar", "s3://bucket/", "${store}/*.tar"):
+        with pytest.raises(TypeError, match=r"a server would have to be asked which shards s3://bucket/"):
+            items_per_epoch(samples(pattern, counts), Place(), 2)
+    with pytest.raises(TypeError, match=r"nothing tells how many samples the remote shard s3://bucket/a\.tar has"):
+        items_per_epoch(samples("s3://bucket/{a,b}.tar"), Place(), 2)
+    with pytest.raises(TypeError, match=r"has no number of samples for shard s3://bucket/c\.tar"):
+        items_per_epoch(samples("s3://bucket/{a,c}.tar", counts), Place(), 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"select": "*.txt"}, r"load_wds_shards\(select=\) may leave out whole samples"),
+        ({"rename": str.lower}, "may make other samples than an index counts"),
+        ({"concatenated": True}, "may make other samples than an index counts"),
+    ],
+)
+def test_items_per_epoch_is_not_known_when_an_option_changes_the_samples(
+    folders: Folders, options: Any, message: str
+) -> None:
+    pipe = IterableWrapper(folders.even).sharding_filter().load_wds_shards(**options).group_by_key()
+    with pytest.raises(TypeError, match=message):
+        items_per_epoch(pipe, Place(), 2)
+
+
+def test_an_epoch_ends_when_a_worker_never_begins_its_wds_epoch() -> None:
+    """Zip stops at its first source, which is empty in two of three workers, and never asks the second."""
+    first = IterableWrapper(range(1)).sharding_filter()
+    pipe = first.zip(IterableWrapper(range(12)).sharding_filter().wds_epoch(10))
+    assert counted(pipe, Place(), 3, 3) == [1, 1, 1]

@@ -71,10 +71,13 @@ def items_per_epoch(datapipe: IterDataPipe[Any], ranks: Place, num_workers: int)
         [4, 4, 4]
     """
     workers = max(num_workers, 1)
-    # wds_epoch deals its items to the workers in turn, from epoch to epoch, so that their shares come back after
+    # ``wds_epoch`` deals its items to the workers in turn, from epoch to epoch, so that their shares come back after
     # `workers` epochs at the latest. It matters only where streams that were cut so are zipped or mixed.
-    rotates = any(said_by(stage, "cuts_epochs") for stage in stages_of(datapipe))
-    branches = {id(branch) for branch in find_branches(datapipe)}
+    stages = list(stages_of(datapipe))
+    rotates = any(said_by(stage, "cuts_epochs") for stage in stages)
+    has_border = any(hasattr(stage, "is_replicable") for stage in stages)
+    # The search for branches pickles all that pipes hold, which may be a long list.
+    branches = {id(branch) for branch in (find_branches(datapipe) if has_border else [datapipe])}
     totals = set()
     try:
         for epoch in range(workers if rotates else 1):
@@ -106,8 +109,8 @@ class _Counter:
             return self._samples(pipe)
         if is_torchdata(pipe, "LengthSetter"):
             return self._same(pipe.length) if is_whole else self._total(pipe.length)
-        sources, name = sources_of(pipe), known_name(pipe)
-        if not sources:
+        name = known_name(pipe)
+        if name == "IterableWrapper" or not (sources := sources_of(pipe)):
             return self._same(_length_of_source(pipe))
         found = [self.count(source, is_whole=is_whole or name == "ShardingFilter") for source in sources]
         if name in _JOINING and (name != "SampleMixer" or pipe.stop == "all"):

@@ -108,7 +108,8 @@ def _shards_of(pipe: Any, workers: int, places: Places, *, may_ask: bool = False
     if said_by(pipe, "list_again") and found.is_fixed:
         if not may_ask:
             _check_that_no_server_is_asked(found.all, pipe.storage_options)
-        lists = {id(patterns): pipe.list_again(patterns) for patterns in (*found.each, found.all)}
+        distinct = {id(patterns): patterns for patterns in (*found.each, found.all)}
+        lists = {key: pipe.list_again(patterns) for key, patterns in distinct.items()}
         return found._replace(each=[lists[id(patterns)] for patterns in found.each], all=lists[id(found.all)])
     if said_by(pipe, "repeats_shards") and not said_by(pipe, "list_again"):
         return found

@@ -105,10 +105,15 @@ class WorkerLink:
         return bool(0 < self._answered.value < self._turn)
 
     def wait_for_facts(self, timeout: float | None) -> None:
-        """Waits until the graph has reported where the epoch began."""
-        while not self.facts.passes:
+        """Waits until the graph has reported where the epoch began, or has ended without beginning one."""
+        while not self.facts.passes and not self._has_ended:
             if self._receive(timeout).turn != self._turn:
                 self.facts.passes.clear()  # those of the previous epoch
+
+    @property
+    def _has_ended(self) -> bool:
+        message = self._message
+        return message is not None and message.turn == self._turn and message.is_last
 
     def take(self, turn: int, timeout: float | None) -> Any:
         """Returns the next item of an order, or `END`; raises a RuntimeError if the worker died or is too slow."""

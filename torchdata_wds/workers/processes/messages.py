@@ -15,14 +15,16 @@ from __future__ import annotations
 import ctypes
 import errno
 import io
+import math
 import os
 import pickle
+import select
 import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple
 
@@ -255,7 +257,9 @@ class Receiver:
 
     def __init__(self, connection: Connection, sentinel: int, credits: Any, limits: Limits) -> None:
         self._connection = connection
-        self._sentinel = sentinel
+        self._either = select.poll()  # kept, since multiprocessing's wait() makes a new one each time
+        for descriptor in (connection.fileno(), sentinel):
+            self._either.register(descriptor, select.POLLIN)
         self._credits = credits
         self._segments = SegmentTable(limits)
         self._turn = 0
@@ -265,10 +269,10 @@ class Receiver:
 
     def receive(self, timeout: float | None) -> Message | None:
         """Returns the next message, or None after `timeout` seconds; the caller then sets `is_settled`."""
-        ready = wait([self._connection, self._sentinel], timeout)
+        ready = dict(self._either.poll(None if timeout is None else math.ceil(timeout * 1000)))
         if not ready:
             return None
-        if self._connection not in ready and not self._connection.poll():
+        if not ready.get(self._connection.fileno(), 0) & select.POLLIN and not self._connection.poll():
             raise EOFError
         self.is_settled = False
         envelope = Envelope(*pickle.loads(self._connection.recv_bytes()))

@@ -34,7 +34,7 @@ _HOMES = {
     "StatefulDataLoader": "torchdata.stateful_dataloader",
     "Header": "torchdata.datapipes.iter",
     "LengthSetter": "torchdata.datapipes.iter",
-    "MapToIterConverter": "torchdata.datapipes.map",
+    "MapToIterConverter": "torchdata.datapipes.iter",
     "Repeater": "torchdata.datapipes.iter",
     "SampleMultiplexer": "torchdata.datapipes.iter",
 }

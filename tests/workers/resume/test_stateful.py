@@ -6,6 +6,7 @@ import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -37,6 +38,7 @@ from tests.kits.shards import text_keys, write_text_shards
 from tests.kits.torchdata import StatefulDataLoader
 from tests.kits.workers_kit import run_script
 from torchdata_wds import StatefulPipeline, index_shard
+from torchdata_wds.workers.resume import stateful
 from torchdata_wds.workers.resume.checkpoints import UNSTARTED, Checkpoint
 
 # StatefulDataLoader calls a function of torch that warns; and the workers of a test may be more than the cores.
@@ -327,11 +329,15 @@ def test_stateful_pipeline_refuses_when_an_epoch_is_no_number(epoch: Any, urls: 
 
 
 @pytest.mark.slow
-def test_stateful_pipeline_gives_each_sample_once_when_workers_share_them(urls: list[str]) -> None:
-    """It divides the work itself, and each epoch has an order of its own."""
-    epochs = [keys_of(epoch) for epoch in run(plain(urls), 3, 2, persistent_workers=True)]
+@pytest.mark.parametrize(("persistent", "context"), [(True, "fork"), (False, "fork"), (False, "spawn")])
+def test_stateful_pipeline_gives_each_sample_once_when_workers_share_them(
+    persistent: bool, context: str, urls: list[str]
+) -> None:
+    """It divides the work itself, and each epoch has an order of its own, whether or not workers outlive it."""
+    options = {"persistent_workers": persistent, "multiprocessing_context": context}
+    epochs = [keys_of(epoch) for epoch in run(plain(urls), 2, 2, **options)]
     assert all(sorted(keys) == sorted(text_keys(SMALL)) for keys in epochs)
-    assert len(set(map(tuple, epochs))) == 3
+    assert epochs[0] != epochs[1]
 
 
 def test_stateful_pipeline_follows_from_its_seed_when_it_is_made_again(urls: list[str]) -> None:
@@ -493,6 +499,39 @@ def test_stateful_pipeline_refuses_when_the_seed_is_no_number(seed: Any, urls: l
     """Without a seed there is no order to come back to."""
     with pytest.raises(TypeError, match="seed must be a whole number"):
         StatefulPipeline(plain(urls), seed=seed)
+
+
+def test_stateful_pipeline_refuses_when_any_shard_was_rewritten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of two workers remembers half of the shards."""
+    many = write_text_shards(tmp_path, SMALL)
+
+    def in_worker(number: int) -> StatefulPipeline:
+        info = SimpleNamespace(num_workers=2, id=number, seed=number)
+        monkeypatch.setattr(stateful, "get_worker_info", lambda: info)
+        return StatefulPipeline(plain(many), seed=SEED)
+
+    def is_refused(number: int) -> bool:
+        pipeline = in_worker(number)
+        pipeline.load_state_dict(states[number])
+        try:
+            iter(pipeline)
+        except ValueError as error:
+            assert "other contents then, of the same size" in str(error)
+            return True
+        return False
+
+    states = []
+    for number in range(2):
+        pipeline = in_worker(number)
+        iter(pipeline)
+        states.append(pipeline.state_dict())
+    for place, url in enumerate(many):
+        before = Path(url).read_bytes()
+        Path(url).write_bytes(b"x" + before[1:])
+        assert [is_refused(0), is_refused(1)] == [place % 2 == 0, place % 2 == 1]
+        Path(url).write_bytes(before)
 
 
 def test_stateful_pipeline_refuses_when_there_are_several_epochs(urls: list[str]) -> None:

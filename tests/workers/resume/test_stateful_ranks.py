@@ -9,6 +9,7 @@ import pytest
 from tests.kits.ranks import ranks_of
 from tests.kits.resume_kit import SMALL, in_epochs, indexed_shards_in, keys_of, left_of, plain, resampled, split
 from tests.kits.shards import text_keys
+from tests.kits.torchdata import needs_torchdata
 from torchdata_wds import StatefulPipeline
 from torchdata_wds.consumers import Place
 
@@ -61,6 +62,7 @@ KEYS = text_keys(SMALL)
 
 
 @pytest.mark.slow
+@needs_torchdata
 @pytest.mark.parametrize("workers", [0, 2])
 def test_ranks_of_a_replica_read_the_same_when_a_dimension_of_the_mesh_is_given(workers: int, tmp_path: Path) -> None:
     """2 x 2 gloo ranks: two that share a place have equal items and states, and the others the rest of each epoch."""
@@ -87,6 +89,7 @@ def test_ranks_of_a_replica_read_the_same_when_a_dimension_of_the_mesh_is_given(
 
 
 @pytest.mark.slow
+@needs_torchdata
 @pytest.mark.parametrize(("workers", "context"), [(0, "fork"), (1, "fork"), (1, "spawn")])
 def test_ranks_divide_the_work_when_none_are_given(workers: int, context: str, tmp_path: Path) -> None:
     """Spawned workers are in no group, and nothing in the environment tells them of the ranks."""

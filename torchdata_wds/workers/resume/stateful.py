@@ -250,6 +250,9 @@ class StatefulPipeline(IterableDataset[Any]):
     def _start(self, place: Grid) -> LocalIterDataPipe:
         """Divides the work, and sets up the graph's run in this process."""
         ranks, rank, workers, worker = self._place = place
+        shards = signatures.describe_shards(self.pipe)
+        # Workers keep a state each: all of them together describe as much as one would alone.
+        shards["contents"] = [found[worker :: max(workers, 1)] for found in shards["contents"]]
         self._signature = {
             "num_workers": workers,
             "worker": worker,
@@ -257,7 +260,7 @@ class StatefulPipeline(IterableDataset[Any]):
             "rank": rank,
             "seed": self.seed,
             "stages": signatures.graph_signature(self.pipe),
-            **signatures.describe_shards(self.pipe),
+            **shards,
         }
         apply_sharding(self.pipe, ranks, rank, SHARDING_PRIORITIES.DISTRIBUTED)
         apply_sharding(self.pipe, max(workers, 1), worker, SHARDING_PRIORITIES.MULTIPROCESSING)

@@ -129,7 +129,7 @@ class _Counter:
         if name == "Batcher":
             return self._batches(pipe, found)
         if isinstance(pipe, Step) and said_by(pipe, "length_of"):
-            return self._each(pipe, found, pipe.length_of)._replace(inside=found.inside if pipe.reorders else None)
+            return found if pipe.reorders else self._each(pipe, found, pipe.length_of)
         level = {"SampleUnbatcher": 1, "UnBatcher": vars(pipe).get("unbatch_level")}.get(name)
         if level == 1 and found.inside is not None and found.is_collated == (name == "SampleUnbatcher"):
             return found.inside

@@ -12,20 +12,23 @@ from collections.abc import Iterator
 from contextlib import suppress
 from multiprocessing.context import get_spawning_popen
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import IterableDataset, IterDataPipe, get_worker_info
+from torch.utils.data.datapipes.iter import Batcher
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from torch.utils.data.graph_settings import apply_sharding
 
 from torchdata_wds.checks import checked_int
 from torchdata_wds.consumers import Grid, Ranks, checked_ranks, rank_place
 from torchdata_wds.pipes.seeds import Seeds, mix
-from torchdata_wds.workers.graphs import LocalIterDataPipe
+from torchdata_wds.workers.graphs import LocalIterDataPipe, find_branches
+from torchdata_wds.workers.lengths import items_per_epoch
 from torchdata_wds.workers.resume import signatures
 from torchdata_wds.workers.resume.checkpoints import UNSTARTED, Checkpoint, Streams, pack_streams, unpack_streams
 from torchdata_wds.workers.resume.planner import find_chain
+from torchdata_wds.workers.sample_counts import unknown_length
 from torchdata_wds.workers.skips import log_skips
 
 #: Places in that memory: the epoch number set last, how often one was set, the next epoch, and recent iterations.
@@ -96,6 +99,26 @@ def iteration_key() -> int:
     return mix(worker.seed - worker.id, pipe) % (2**31 - 1) + 1
 
 
+class _Asking(NamedTuple):
+    """What is known of the loader that asks for a length."""
+
+    num_workers: int = 0
+    batch_size: int | None = None  # None if it makes no batches
+    drop_last: bool = False
+
+
+def _asking_loader(dataset: StatefulPipeline) -> _Asking:
+    # ``DataLoader.__len__`` calls ``len(self.dataset)``, and a dataset does not know its loader otherwise.
+    frame: FrameType | None = sys._getframe(2)
+    for _ in range(3):
+        loader = getattr(frame and frame.f_locals.get("self"), "__dict__", {})
+        if loader.get("dataset") is dataset and "num_workers" in loader:
+            return _Asking(*(loader[name] for name in _Asking._fields))
+        frame = frame and frame.f_back
+    worker = get_worker_info()
+    return _Asking(worker.num_workers if worker else 0)
+
+
 class StatefulPipeline(IterableDataset[Any]):
     """Runs a graph of DataPipes under a plain ``StatefulDataLoader``, and makes its states exact.
 
@@ -109,6 +132,9 @@ class StatefulPipeline(IterableDataset[Any]):
     this object counts its epochs, over all workers forked or spawned with it; the orders are the same whether or not
     workers outlive an epoch (``persistent_workers=True``). After a state is loaded, counting continues from its epoch.
 
+    ``len()`` of the loader is known if ``wds_epoch``, an index or the source of the graph tells it, and is a TypeError
+    that says why otherwise.
+
     A state is a flat dict of numbers and text: it passes through JSON, ``torch.load(weights_only=True)`` and
     ``torch.distributed.checkpoint``.
 
@@ -119,10 +145,11 @@ class StatefulPipeline(IterableDataset[Any]):
             is initialised, looked up at the first iteration. Ranks of one model replica (tensor, pipeline or context
             parallelism) must read the same data: for them, pass this process's place among the data-parallel ranks, as
             ``(rank, size)``, a ProcessGroup or one dimension of a DeviceMesh, such as ``mesh["dp"]``.
+        length: How many items all workers of this rank yield together in an epoch, where nothing tells it.
 
     Raises:
         TypeError: if an argument has the wrong type.
-        ValueError: if `ranks` is not a place.
+        ValueError: if `ranks` is not a place, or `length` is negative.
 
     Example:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
@@ -139,12 +166,15 @@ class StatefulPipeline(IterableDataset[Any]):
         True
     """
 
-    def __init__(self, pipe: IterDataPipe[Any], *, seed: int = 0, ranks: Ranks = "auto") -> None:
+    def __init__(
+        self, pipe: IterDataPipe[Any], *, seed: int = 0, ranks: Ranks = "auto", length: int | None = None
+    ) -> None:
         if not isinstance(pipe, IterDataPipe):
             raise TypeError(f"StatefulPipeline takes the last pipe of a graph, not {pipe!r}")
         self.pipe = pipe
         self.seed = checked_int("seed", seed, -math.inf)
         self.ranks = checked_ranks(ranks)  # a place, which can be pickled; None for "auto"
+        self.length = None if length is None else checked_int("length", length, 0)
         self._numbers = EpochNumbers()
         self._seen = 0
         self._restored: dict[str, Any] | None = None
@@ -161,7 +191,7 @@ class StatefulPipeline(IterableDataset[Any]):
         self._packed: dict[tuple[Any, ...], dict[str, Any]] = {}  # the last state, by the facts known then
 
     def __getstate__(self) -> dict[str, Any]:
-        copy = StatefulPipeline(self.pipe, seed=self.seed)  # one that starts from the beginning
+        copy = StatefulPipeline(self.pipe, seed=self.seed, length=self.length)  # one that starts from the beginning
         # A spawned worker is not in the group of ranks, and could not look them up.
         copy.ranks = self.ranks if get_spawning_popen() is None else self.ranks or rank_place()
         return {**vars(copy), "_numbers": self._numbers, "_restored": self._restored}
@@ -169,6 +199,22 @@ class StatefulPipeline(IterableDataset[Any]):
     def set_epoch(self, epoch: int) -> None:
         """Sets the number of the coming epoch; later ones count on from it."""
         self._numbers.set(epoch)
+
+    def __len__(self) -> int:
+        """Returns how many items all workers of this rank yield together; raises a TypeError if it is not known."""
+        if self.length is not None:
+            return self.length
+        loader = _asking_loader(self)
+        if loader.num_workers > 1 and find_branches(self.pipe) != [self.pipe]:
+            raise unknown_length(
+                "a DataLoader runs the stages after .join_workers() in each worker, on that worker's stream alone"
+            )
+        ranks = self.ranks or rank_place()
+        if loader.batch_size is None:
+            return items_per_epoch(self.pipe, ranks, loader.num_workers)
+        # The loader divides this by the batch size; but each worker makes a last, shorter batch of its own.
+        batches = Batcher(self.pipe, loader.batch_size, loader.drop_last)
+        return loader.batch_size * items_per_epoch(batches, ranks, loader.num_workers)
 
     def __iter__(self) -> Iterator[Any]:
         # Not a generator, since the state may be requested before the first item.

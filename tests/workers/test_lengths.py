@@ -18,7 +18,7 @@ from torch.utils.data.graph_settings import apply_sharding
 
 from tests.kits.shards import write_text_shards
 from tests.kits.workers_kit import loader_of
-from torchdata_wds import handlers, ignore_and_continue, index_shard, wds_collate
+from torchdata_wds import handlers, ignore_and_continue, index_shard, load_dataset, wds_collate
 from torchdata_wds.consumers import Place
 from torchdata_wds.workers.lengths import items_per_epoch
 
@@ -157,6 +157,11 @@ def sources(folders: Folders) -> list[Any]:
         lambda: loaded(listed(folders.even).resample_shards()).wds_epoch(13),
         lambda: loaded(listed(folders.uneven)).sharding_filter(),
         lambda: loaded(IterableWrapper([folders.even, folders.uneven]).sharding_filter().list_shards()),
+        lambda: load_dataset({"dataset": [{"shards": folders.even}, {"shards": folders.uneven}]}),
+        lambda: load_dataset(
+            {"dataset": [{"shards": folders.even, "weight": 1}, {"shards": folders.uneven, "weight": 2}]}
+        ),
+        lambda: load_dataset({"datasets": [{"shards": folders.even, "choose": 2, "name": "e"}], "prefix": ""}),
         lambda: HalfAsMany(IterableWrapper(range(9))).sharding_filter(),
         lambda: IterableWrapper(range(11)).set_length(11).sharding_filter(),
         lambda: loaded(listed(folders.uneven).shuffle().cycle(2).sharding_filter()),
@@ -346,3 +351,20 @@ def test_an_epoch_ends_when_a_worker_never_begins_its_wds_epoch() -> None:
     first = IterableWrapper(range(1)).sharding_filter()
     pipe = first.zip(IterableWrapper(range(12)).sharding_filter().wds_epoch(10))
     assert counted(pipe, Place(), 3, 3) == [1, 1, 1]
+
+
+def test_items_per_epoch_is_not_0_when_iterating_would_be_an_error(folders: Folders) -> None:
+    """A framework would pass over a loader of length 0 in silence."""
+    with pytest.raises(TypeError, match=r"wds_epoch\(2\) cannot give each of 3 ranks an item"):
+        items_per_epoch(IterableWrapper(range(9)).sharding_filter().wds_epoch(2), Place(3, 1), 2)
+    shards = IterableWrapper(folders.even[:1]).split_shards(True)
+    with pytest.raises(TypeError, match=r"split_shards has 3 samples, and this rank would get none of them"):
+        items_per_epoch(shards.load_wds_shards().group_by_key(), Place(4, 0), 0)
+
+
+def test_items_per_epoch_of_a_dataset_file_is_known_unless_it_chooses_shards(folders: Folders) -> None:
+    entries = [{"shards": folders.even, "weight": 1}, {"shards": folders.uneven, "weight": 2}]
+    assert items_per_epoch(load_dataset({"dataset": entries}), Place(), 2) == 35
+    chosen = load_dataset({"datasets": [{"shards": folders.even, "choose": 2, "name": "e"}], "prefix": ""})
+    with pytest.raises(TypeError, match="nothing tells which shards come from SpecShards"):
+        items_per_epoch(chosen, Place(), 2)

@@ -59,6 +59,15 @@ class SpecShardsIterDataPipe(WdsPipe[str], Seeded):
                 marked.entry = number
                 yield marked
 
+    def patterns(self) -> list[Any] | None:
+        """Returns the patterns whose shards each epoch has; None if an epoch has a choice of them."""
+        entries = self.entries.value
+        return None if any(entry.count is not None for entry in entries) else [entry.patterns for entry in entries]
+
+    def list_all(self) -> list[str]:
+        """Lists the shards of all entries as of now."""
+        return [url for entry in self.entries.value for url in entry.urls(self.storage_options)]
+
 
 class EntryMapperIterDataPipe(ItemMapper):
     """Adds the entry's name to each sample, keeps the entry's fields, and calls the user's function with its keys."""

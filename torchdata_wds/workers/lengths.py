@@ -203,6 +203,9 @@ class _Counter:
         filters = [stage for stage in upstream(pipe) if isinstance(stage, native.ShardingFilter)]
         if any(found.sharding_group_filter is not None for found in filters):
             raise unknown_length("a sharding_filter before wds_epoch divides among ranks or workers only")
+        if filters and pipe.n < self.ranks.consumers:
+            why = f"wds_epoch({pipe.n}) cannot give each of {self.ranks.consumers} ranks an item"
+            raise unknown_length(why, "use a larger n, at best a multiple of the number of ranks")
         grids = [Grid(*self.ranks, self.workers, worker) if filters else Grid() for worker in range(self.workers)]
         return _items(share_of(pipe.n, self.epoch, grid) for grid in grids)
 

@@ -87,6 +87,10 @@ def _shards_of(pipe: Any, workers: int, places: Places, *, may_ask: bool = False
     if type(pipe) is native.IterableWrapper and isinstance(pipe.iterable, COLLECTIONS):
         items = list(pipe.iterable)
         return _Shards([items] * workers, items, is_ordered=not isinstance(pipe.iterable, (set, frozenset)))
+    if said_by(pipe, "list_all") and (patterns := pipe.patterns()) is not None:  # of a dataset file
+        _check_that_no_server_is_asked(patterns, pipe.storage_options)
+        items = pipe.list_all()
+        return _Shards([items] * workers, items)
     sources = sources_of(pipe)
     if len(sources) != 1 or type(pipe) is ShardResamplerIterDataPipe:
         raise unknown_length(f"nothing tells which shards come from {form_name(pipe)}")
@@ -99,6 +103,9 @@ def _shards_of(pipe: Any, workers: int, places: Places, *, may_ask: bool = False
             return _divided(found, places(source), whole_shards)
         total = sum(pipe.index.of(list(map(_name_of, found.all)), pipe.storage_options))
         shares = [share_of(total, place, pipe.even) for place in places(source)]
+        if not any(shares):  # an error as soon as the loader is iterated; a length of 0 would hide it
+            why = f"split_shards has {total:,} samples, and this rank would get none of them"
+            raise unknown_length(why, "use more shards, or fewer ranks or workers")
         return found._replace(counts=[sum(piece.stop - piece.start for piece in share) for share in shares])
     found = _shards_of(source, workers, places, may_ask=may_ask)
     if type(pipe) is native.ShardingFilter:

@@ -382,11 +382,13 @@ def test_loader_can_be_copied_and_sent_to_another_process(make_copy: Any, sample
 
 # --------------------------------------------------------------------------------------------- memory and devices
 def test_items_pass_through_pinned_memory_when_there_is_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a thread, which a state does not count as delivery; without a device nothing is pinned."""
+    """In a thread, if there are workers; what it took counts as delivered only later. Without a device, not at all."""
     assert list(WdsLoader(numbers(3), pin_memory=True, seed=1)) == list(WdsLoader(numbers(3), seed=1))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(loaders, "PinnedItems", Ahead)
-    with WdsLoader(numbers(), pin_memory=True, seed=1) as loader, WdsLoader(numbers(), seed=1) as again:
+    monkeypatch.setattr(loaders, "pin_memory", lambda item: -item)
+    assert list(WdsLoader(numbers(3), pin_memory=True, seed=1)) == [-item for item in WdsLoader(numbers(3), seed=1)]
+    with WdsLoader(numbers(), 2, pin_memory=True, seed=1) as loader, WdsLoader(numbers(), 2, seed=1) as again:
         items = iter(loader)
         begun = [next(items) for _ in range(4)]
         state, rest = loader.state_dict(), list(items)

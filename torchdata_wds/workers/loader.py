@@ -10,6 +10,7 @@ from typing import Any, Generic, NoReturn, Self, TypeVar
 
 import torch
 from torch.utils.data import IterDataPipe
+from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from torchdata_wds.checks import check_flags, checked_int
@@ -46,7 +47,7 @@ class WdsLoader(Generic[T]):
             a ProcessGroup; or one dimension of a DeviceMesh, such as ``mesh["dp"]``. Ranks of one model replica
             (tensor, pipeline or context parallelism) must read the same data: they pass their data-parallel group, and
             one ``seed``.
-        pin_memory: Whether a thread copies items to pinned memory, where there is a CUDA device.
+        pin_memory: Whether items come in pinned memory, where there is a CUDA device. With workers, a thread pins them.
         length: What ``len()`` returns: the items of an epoch on this rank, over all its workers. None derives it
             from the graph and its index, where that is possible.
         worker_init_fn: ``callable(worker_id)``, called once in each worker process, as by torch's DataLoader.
@@ -135,7 +136,8 @@ class WdsLoader(Generic[T]):
         self._leave()
         source = running.source if running is not None and is_kept else self._start()
         self._next_epoch = None
-        self._running = _Epoch(source, pins=self.pin_memory and torch.cuda.is_available(), device=device)
+        pins = self.pin_memory and torch.cuda.is_available()
+        self._running = _Epoch(source, self._engine.num_workers if pins else None, device)
         return LoaderIterator(self, self._running)
 
     def _start(self) -> Iterator[T]:
@@ -245,11 +247,12 @@ class WdsLoader(Generic[T]):
 class _Epoch(Generic[T]):
     """The running epoch of a loader; its items may pass through pinned memory, and to a device."""
 
-    def __init__(self, source: Iterator[T], *, pins: bool, device: torch.device | None) -> None:
+    def __init__(self, source: Iterator[T], pinned_workers: int | None, device: torch.device | None) -> None:
         self.source = source  # the graph's
-        self._pinned = PinnedItems(source) if pins else None
-        items: Iterator[T] = self._pinned or source
-        self._items = items if device is None else DeviceItems(items, device)
+        # Without workers the graph would run in the thread, where torch computes with a single one.
+        self._thread = PinnedItems(source) if pinned_workers else None
+        items = map(pin_memory, source) if pinned_workers == 0 else self._thread or source
+        self._items: Iterator[T] = items if device is None else DeviceItems(items, device)
         self.delivered = 0
         self.is_over = False  # whether all items were delivered
         self.is_left = False
@@ -285,8 +288,8 @@ class _Epoch(Generic[T]):
     def leave(self) -> None:
         """Ends the epoch here, and its thread."""
         self.is_left = True
-        if self._pinned is not None:
-            self._pinned.close()
+        if self._thread is not None:
+            self._thread.close()
         self._items = iter(())  # a generator in this process closes its files
 
 

@@ -219,7 +219,11 @@ class Holder:
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled, unavailable or uninitialized")
 @pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
-@pytest.mark.parametrize("wrap", [lambda pipeline: pipeline, lambda pipeline: StatefulDataLoader(pipeline, None)])
+@pytest.mark.parametrize(
+    "wrap",
+    [lambda pipeline: pipeline, lambda pipeline: StatefulDataLoader(pipeline, None)],
+    ids=["alone", "in a loader"],
+)
 def test_stateful_pipeline_resumes_when_a_distributed_checkpoint_has_its_state(
     wrap: Any, urls: list[str], tmp_path: Path
 ) -> None:

@@ -266,6 +266,8 @@ def test_checkpoint_refuses_when_bytes_are_no_state(damage: Any, message: str) -
         ({"epoch": True}, "'epoch' must be of type int, not bool"),
         ({"in_epoch": 1}, "'in_epoch' must be of type bool, not int"),
         ({"item": 1.5}, "'item' must be of type int, not float"),
+        ({"item": -1}, "'item' must not be negative, and is -1"),
+        ({"epoch": 0}, "it holds other values than a state does"),
         ({"state": b""}, "'state' must be of type str, not bytes"),
         ({"state": ""}, "not a state of torchdata_wds: it is damaged"),
         ({"state": "abc!"}, "its text is damaged"),

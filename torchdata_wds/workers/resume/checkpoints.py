@@ -135,6 +135,8 @@ class Checkpoint(NamedTuple):
             if type(plain[name]) is not type(example):
                 expected = type(example).__name__
                 raise _no_state(f"{name!r} must be of type {expected}, not {type(plain[name]).__name__}")
+        if plain["item"] < 0:
+            raise _no_state(f"'item' must not be negative, and is {plain['item']}")
         try:
             data = base64.b64decode(plain["state"], validate=True)
         except ValueError as error:
@@ -156,6 +158,7 @@ class Checkpoint(NamedTuple):
         state = cls(*found)
         seeds, streams = state.stream_seeds, state.streams
         is_state = isinstance(state.signature, dict) and type(state.epoch) is int and type(state.in_epoch) is bool
+        is_state = is_state and state.epoch >= state.in_epoch
         is_state = is_state and (seeds is None or (isinstance(seeds, list) and len(seeds) == 2))
         if not is_state or not (streams is None or (isinstance(streams, list) and len(streams) == 3)):
             raise _no_state("it holds other values than a state does")

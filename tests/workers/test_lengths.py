@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch.utils.data import IterDataPipe
-from torch.utils.data.datapipes.iter import IterableWrapper
+from torch.utils.data.datapipes.iter import IterableWrapper, Zipper
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from torch.utils.data.graph_settings import apply_sharding
 
@@ -180,6 +180,8 @@ STAGES: list[Any] = [
     lambda pipe: pipe.map(pair).batch(4).collate(wds_collate).join_workers().wds_unbatch(),
     lambda pipe: pipe.map(pair).batch(3, drop_last=True).collate(wds_collate).wds_unbatch().shuffle(),
     lambda pipe: HalfAsMany(pipe),
+    lambda pipe: Zipper(*pipe.fork(2)),
+    lambda pipe: pipe.demux(2, bool)[0],
     lambda pipe: pipe.join_workers(),
     lambda pipe: pipe.wds_epoch(9),
     lambda pipe: pipe.wds_epoch(8),
@@ -368,3 +370,12 @@ def test_items_per_epoch_of_a_dataset_file_is_known_unless_it_chooses_shards(fol
     chosen = load_dataset({"datasets": [{"shards": folders.even, "choose": 2, "name": "e"}], "prefix": ""})
     with pytest.raises(TypeError, match="nothing tells which shards come from SpecShards"):
         items_per_epoch(chosen, Place(), 2)
+
+
+def test_items_per_epoch_is_not_known_when_each_worker_keeps_what_its_first_epoch_gave() -> None:
+    """A worker without a batch keeps nothing, and gets one in a later epoch, when another gives its own again."""
+    pipe = IterableWrapper(range(40)).sharding_filter().wds_epoch(4).batch(2, drop_last=True).in_memory_cache()
+    assert counted(pipe, Place(), 3, 3) == [1, 2, 3]
+    with pytest.raises(TypeError, match="each of the 3 workers has its own in_memory_cache"):
+        items_per_epoch(pipe, Place(), 3)
+    assert items_per_epoch(pipe, Place(), 0) == 2

@@ -28,7 +28,7 @@ from torchdata_wds.workers.resume.planner import is_one_to_one, is_torchdata
 from torchdata_wds.workers.sample_counts import COUNTED, STATED, samples_per_worker, unknown_length
 
 # Native stages that yield what they take, unchanged, in some order or at another time.
-_PASSING = ("Shuffler", "Prefetcher", "PinMemory", "InMemoryCacheHolder", "Forker", "ChildDataPipe")
+_PASSING = ("Shuffler", "Prefetcher", "PinMemory", "Forker", "ChildDataPipe")
 # Stages that join several streams: how many items they yield, given the numbers of these.
 _JOINING: dict[str, Callable[[Sequence[int]], int]] = {
     "Concater": sum,
@@ -53,8 +53,8 @@ def items_per_epoch(datapipe: IterDataPipe[Any], ranks: Place, num_workers: int)
     """Returns how many items a loader with this many workers yields in each epoch on this rank.
 
     The graph must not have been divided or iterated; it, and all random states, stay as they are. Only an index that
-    ``split_shards`` names is read from a server. The number is exact, and the same in every epoch, unless handlers skip
-    items or functions return None to drop them: then it is an upper bound.
+    ``split_shards`` names is read from a server. The number is exact, and the same in every epoch, unless handlers,
+    ``missing="skip"`` or functions that return None drop items: then it is an upper bound.
 
     Args:
         datapipe: The last pipe of the graph.
@@ -136,10 +136,9 @@ class _Counter:
         if name == "Header":
             return self._each(pipe, found, lambda count: count if pipe.limit is None else min(count, pipe.limit))
         if (times := {"Cycler": "count", "Repeater": "times"}.get(name)) and getattr(pipe, times) is not None:
-            # Each pass of cycle over wds_epoch is another of its epochs, in which other workers have one more.
-            is_cut = any(said_by(stage, "cuts_epochs") for stage in stages_of(pipe))
-            found = found._replace(each=None) if is_cut and self.workers > 1 else found
-            return self._in_one(pipe, [found] * getattr(pipe, times), sum)
+            return self._in_one(pipe, [self._unrotated(pipe, found)] * getattr(pipe, times), sum)
+        if name == "InMemoryCacheHolder":  # it keeps what the first epoch gave, if that was anything
+            return self._each(pipe, self._unrotated(pipe, found), lambda count: count)._replace(inside=found.inside)
         if _has_own_length(pipe):
             return self._each(pipe, found, partial(_own_length, pipe))
         raise _unknown_stage(pipe)
@@ -166,6 +165,11 @@ class _Counter:
             "not known, or changes from epoch to epoch",
             f"put .join_workers() before {form_name(pipe)}, {COUNTED}",
         )
+
+    def _unrotated(self, pipe: Any, found: _Items) -> _Items:
+        """Drops the numbers of single workers after ``wds_epoch``: each of its epochs gives others of them one more."""
+        is_cut = any(said_by(stage, "cuts_epochs") for stage in stages_of(pipe))
+        return found._replace(each=None) if is_cut and self.workers > 1 else found
 
     def _filtered(self, pipe: Any, found: _Items) -> _Items:
         if found.each is None:

@@ -272,6 +272,28 @@ def test_set_epoch_keeps_a_loaded_position_of_that_epoch(samples: Any, caplog: A
 
 
 @pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("items_per_epoch", [30, 12])
+def test_set_epoch_goes_on_from_a_state_after_the_last_item(
+    workers: int, items_per_epoch: int, samples: Any, caplog: Any
+) -> None:
+    """A trainer that counts batches never asks for the end; streams of wds_epoch continue in the next epoch."""
+    pipe = samples if items_per_epoch == 30 else samples.wds_epoch(12)
+    with WdsLoader(pipe, workers, seed=1) as loader, WdsLoader(pipe, workers, seed=1) as again:
+        epochs = [list(loader) for _ in range(2)]
+        for epoch in range(2):
+            again.set_epoch(epoch)
+            items = iter(again)
+            assert [next(items) for _ in range(items_per_epoch)] == epochs[epoch]
+        state = again.state_dict()
+        again.load_state_dict(state)
+        again.set_epoch(2)
+        assert list(again) == list(loader)
+        again.load_state_dict(state)
+        assert list(again) == []
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize("workers", [0, 2])
 def test_limit_pauses_and_resume_goes_on(workers: int) -> None:
     """As DataLoader2's iterator has it: the limit stays until it is removed."""
     with WdsLoader(numbers(), workers, seed=1) as loader:

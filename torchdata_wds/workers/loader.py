@@ -144,17 +144,28 @@ class WdsLoader(Generic[T]):
         """Begins an epoch of the graph, and divides it first if it has not run yet."""
         engine, restored, epoch = self._engine, self._restored, self._next_epoch
         if engine.graph is None:
-            if restored is not None and restored.in_epoch and epoch not in (None, restored.epoch - 1):
+            position = None if restored is None or not restored.in_epoch else restored.epoch - 1
+            is_left = position is not None and epoch not in (None, position)
+            # A trainer that knows the length never asks for the end of an epoch, and may save a state there.
+            is_next = position is not None and epoch == position + 1
+            engine.open(self._copy(), restored if is_next or not is_left else None, length=self.length)
+            if is_left and not (is_next and self._is_at_end()):
                 logger.warning(
                     "set_epoch(%s) was called after a state in the middle of epoch %d was loaded: that position is "
                     "dropped, and epoch %s begins with its first item",
-                    *(epoch, restored.epoch - 1, epoch),
+                    *(epoch, position, epoch),
                 )
-                restored = None
-            engine.open(self._copy(), restored, length=self.length)
         self._restored = None
         engine.begin(_draw, epoch)
         return iter(engine.graph.end)
+
+    def _is_at_end(self) -> bool:
+        """Begins the epoch of a loaded position, and returns whether it has no more items."""
+        self._engine.begin(_draw)
+        for _ in self._engine.graph.end:
+            return False
+        self._engine.end()
+        return True
 
     def _leave(self) -> None:
         """Ends the iterator of the running epoch."""

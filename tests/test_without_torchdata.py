@@ -1,5 +1,6 @@
 """Where torchdata is not installed the package works with torch alone; tests that need torchdata are skipped."""
 
+import ast
 import os
 import subprocess
 import sys
@@ -17,6 +18,9 @@ from torchdata_wds.pipes import form_names
 from torchdata_wds.workers import import_torchdata
 
 HIDING = Path(kit.__file__).parent / "without_torchdata"
+
+#: Modules of the tests that import torchdata: the kit, and an example of a training script.
+MAY_IMPORT = {"torchdata.py", "train_ddp.py", "__init__.py"}
 
 PROGRAM = """
 import subprocess, sys
@@ -62,6 +66,16 @@ def test_package_works_when_torchdata_is_hidden(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_test_modules_import_torchdata_from_the_kit() -> None:
+    """An import of their own would be an error where torchdata is not installed."""
+    for path in sorted(kit.TESTS.rglob("*.py")):
+        nodes = [
+            node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Import | ast.ImportFrom)
+        ]
+        nodes = [node for node in nodes if getattr(node, "module", None) != "tests.kits.torchdata"]
+        assert path.name in MAY_IMPORT or not any(map(kit.uses_torchdata, nodes)), path
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ import torch
 from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
 
+from tests.kits import workers_kit
 from tests.kits.shards import write_text_shards
-from tests.kits.torchdata import DataLoader2, WorkersReadingService
 from torchdata_wds import index_shard
 from torchdata_wds.handlers import ignore_and_continue
 
@@ -149,8 +149,8 @@ GRAPHS: dict[str, Graph] = {
 
 
 # ---------------------------------------------------------------------------------------------------------------- runs
-def loader_of(pipe: IterDataPipe, workers: int, *, seed: int | None = SEED, **options: Any) -> DataLoader2:
-    return DataLoader2(pipe, reading_service=WorkersReadingService(workers, seed=seed, **options))
+def loader_of(pipe: IterDataPipe, workers: int, *, seed: int | None = SEED, **options: Any) -> Any:
+    return workers_kit.loader_of(pipe, workers, seed=seed, **options)
 
 
 def run(pipe: IterDataPipe, workers: int, epochs: int, **options: Any) -> list[list[Any]]:
@@ -159,7 +159,7 @@ def run(pipe: IterDataPipe, workers: int, epochs: int, **options: Any) -> list[l
         return [list(loader) for _ in range(epochs)]
 
 
-def states_at(loader: DataLoader2, cuts: Sequence[Cut]) -> tuple[list[Any], list[Any]]:
+def states_at(loader: Any, cuts: Sequence[Cut]) -> tuple[list[Any], list[Any]]:
     """Runs through an epoch, and takes the state at each cut: gives the states and the items."""
     states: dict[Cut, Any] = {}
     items = []
@@ -188,7 +188,7 @@ def stopped(pipe: IterDataPipe, workers: int, epoch: int, cut: Cut, **options: A
 
 def resumed(state: Any, workers: int, epochs: int, *, seed: int | None = SEED, **options: Any) -> list[list[Any]]:
     """What a new loader gives that goes on from a state: the rest of its epoch, and those behind it."""
-    with DataLoader2.from_state(state, WorkersReadingService(workers, seed=seed, **options)) as loader:
+    with workers_kit.loader_from(state, workers, seed=seed, **options) as loader:
         return [list(loader) for _ in range(epochs)]
 
 

@@ -106,6 +106,8 @@ def uses_torchdata(program: ast.AST) -> bool:
         match node:
             case ast.ImportFrom(module=str(module)) if module.split(".")[0] == "torchdata":
                 return True
+            case ast.Import(names=names) if any(alias.name.split(".")[0] == "torchdata" for alias in names):
+                return True
             case ast.ImportFrom(names=names) if any(alias.name == "WorkersReadingService" for alias in names):
                 return True
             case ast.Attribute(attr=name) if name in form_names.TORCHDATA_FORMS:

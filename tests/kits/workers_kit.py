@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch.utils.data import IterDataPipe, get_worker_info
@@ -19,7 +19,8 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 from torch.utils.data.graph_settings import apply_random_seed, apply_sharding
 
 import torchdata_wds  # registers join_workers
-from tests.kits.torchdata import DataLoader2, WorkersReadingService
+from tests.kits.torchdata import DataLoader2, WorkersReadingService, is_installed, skip_test
+from torchdata_wds import WdsLoader
 
 assert torchdata_wds.JoinWorkers
 
@@ -43,8 +44,43 @@ def uneven_pipe(sizes: Iterable[int] = SIZES) -> IterDataPipe:
     return IterableWrapper(list(enumerate(sizes))).shuffle().sharding_filter().map(expand).unbatch()
 
 
-def loader_of(pipe: IterDataPipe, workers: int = 2, **options: Any) -> DataLoader2:
+class _State(dict[str, Any]):
+    """A state of a loader, and its graph."""
+
+    def __missing__(self, name: str) -> NoReturn:
+        skip_test()  # what only DataLoader2's states hold
+
+
+class _Loader(WdsLoader[Any]):
+    """A WdsLoader in the place of a DataLoader2 with our service, whose states hold the graph too."""
+
+    def __init__(self, pipe: IterDataPipe, workers: int, **options: Any) -> None:
+        if {"distributed", "worker_init_fn", "worker_reset_fn"} & set(options):
+            skip_test()
+        super().__init__(pipe, workers, **options)
+        self.reading_service = self
+
+    def seed(self, _: int) -> None:
+        skip_test()
+
+    def state_dict(self) -> _State:
+        return _State(super().state_dict(), graph=self.pipe)
+
+
+def loader_of(pipe: IterDataPipe, workers: int = 2, **options: Any) -> Any:
+    """A DataLoader2 with our service; where torchdata is not installed, a WdsLoader, which does the same."""
+    if not is_installed():
+        return _Loader(pipe, workers, **options)
     return DataLoader2(pipe, reading_service=WorkersReadingService(workers, **options))
+
+
+def loader_from(state: dict[str, Any], workers: int, **options: Any) -> Any:
+    """A loader that resumes from a state of such a loader."""
+    if not is_installed():
+        loader = _Loader(state["graph"], workers, **options)
+        loader.load_state_dict({name: value for name, value in state.items() if name != "graph"})
+        return loader
+    return DataLoader2.from_state(state, WorkersReadingService(workers, **options))
 
 
 def consumers_of(pipe: IterDataPipe, number: int, seed: int | None = 0) -> list[IterDataPipe]:

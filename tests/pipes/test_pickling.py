@@ -45,6 +45,7 @@ GRAPHS: dict[str, tuple[Callable[[], Any], str]] = {
 }
 
 
+@needs_torchdata
 @pytest.mark.filterwarnings("ignore:(Lambda|Local) function is not supported")
 @pytest.mark.parametrize(("build", "says"), GRAPHS.values(), ids=GRAPHS)
 def test_loader_names_the_stage_when_it_cannot_be_pickled(build: Callable[[], Any], says: str) -> None:
@@ -149,6 +150,7 @@ if __name__ == "__main__":
 """
 
 
+@needs_torchdata
 @pytest.mark.slow
 def test_service_explains_when_a_worker_cannot_import_what_it_is_sent(tmp_path: Any) -> None:
     """A function that only the main process has defined, in a graph of any size."""

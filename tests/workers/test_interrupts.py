@@ -13,6 +13,7 @@ from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from tests.kits.processes import children, in_child, wait_until
+from tests.kits.torchdata import needs_torchdata
 from tests.kits.workers_kit import loader_of
 from torchdata_wds.workers.interrupts import ignore_interrupts, interrupts_held
 from torchdata_wds.workers.processes import pool as pools
@@ -105,6 +106,7 @@ def test_loader_gives_whole_epochs_when_it_was_interrupted(workers: int) -> None
     assert not children()
 
 
+@needs_torchdata
 @pytest.mark.parametrize("workers", [0, 2])
 def test_iterator_says_so_when_it_was_interrupted(workers: int) -> None:
     """What Python has ended in the middle does not look like the end of the epoch."""
@@ -177,6 +179,7 @@ def test_loader_gives_whole_epochs_when_a_message_was_cut(epoch: bool, monkeypat
     assert not children()
 
 
+@needs_torchdata
 @pytest.mark.parametrize("is_seen", [True, False])
 def test_loader_gives_whole_epochs_when_workers_ended_before_they_began(is_seen: bool, monkeypatch: Any) -> None:
     """A forked server starts workers that Ctrl-C may end while they import; whenever that is seen, others take over."""

@@ -12,12 +12,12 @@ from torch.utils.data import IterDataPipe, get_worker_info
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from tests.kits.processes import children
-from tests.kits.torchdata import DataLoader2, WorkersReadingService
-from tests.kits.workers_kit import SIZES, SeedTeller, expand, items_of, run_script, uneven_pipe, with_pid
+from tests.kits.torchdata import DataLoader2, WorkersReadingService, needs_torchdata
+from tests.kits.workers_kit import SIZES, SeedTeller, expand, items_of, loader_of, run_script, uneven_pipe, with_pid
 
 
 def epochs(pipe: IterDataPipe, count: int = 3, dl_seeds: Any = None, **options: Any) -> list[list[Any]]:
-    with DataLoader2(pipe, reading_service=WorkersReadingService(**options)) as loader:
+    with loader_of(pipe, options.pop("num_workers"), **options) as loader:
         found = []
         for epoch in range(count):
             if dl_seeds is not None and epoch < len(dl_seeds):
@@ -69,6 +69,7 @@ def test_service_repeats_an_order_when_the_loader_is_seeded_alike_each_epoch(wor
     assert one == three != two
 
 
+@needs_torchdata
 @pytest.mark.parametrize("workers", [0, 2])
 def test_service_obeys_torch_manual_seed_when_the_loader_is_not_seeded(workers: int) -> None:
     """Never seeded epochs follow from torch's global generator, one draw an epoch with any number of workers."""
@@ -206,7 +207,7 @@ def test_service_gives_no_stale_items_when_an_epoch_was_broken_off(tail: str) ->
     """After a break the next epoch is whole, even if a thread of the main process was reading ahead."""
     pipe = uneven_pipe().join_workers()
     pipe = pipe.prefetch(5) if tail == "prefetch" else pipe
-    with DataLoader2(pipe, reading_service=WorkersReadingService(2)) as loader:
+    with loader_of(pipe) as loader:
         for taken in (1, 3, 0, 7):
             stream = iter(loader)
             for _ in range(taken):
@@ -216,7 +217,7 @@ def test_service_gives_no_stale_items_when_an_epoch_was_broken_off(tail: str) ->
 
 def test_service_gives_one_epoch_when_iter_is_called_repeatedly() -> None:
     """iter() without next() begins no new epoch, and the items come once."""
-    with DataLoader2(uneven_pipe(), reading_service=WorkersReadingService(2)) as loader:
+    with loader_of(uneven_pipe()) as loader:
         iter(loader)
         iter(loader)
         assert sorted(iter(loader)) == items_of(SIZES)

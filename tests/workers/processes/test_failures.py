@@ -8,6 +8,7 @@ import pytest
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from tests.kits.processes import children
+from tests.kits.torchdata import needs_torchdata
 from tests.kits.workers_kit import loader_of
 from torchdata_wds.errors import DecodingError, ShardFormatError, ShardOpenError
 from torchdata_wds.workers.processes.worker import Failure
@@ -44,6 +45,7 @@ class LockedError(Exception):
         self.lock = threading.Lock()
 
 
+@needs_torchdata
 @pytest.mark.parametrize(
     ("kind", "error", "attributes"),
     [

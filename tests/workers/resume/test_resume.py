@@ -41,7 +41,7 @@ from tests.kits.resume_kit import (
     stopped,
 )
 from tests.kits.shards import write_text_shards
-from tests.kits.torchdata import DataLoader2, WorkersReadingService
+from tests.kits.torchdata import DataLoader2, WorkersReadingService, needs_torchdata
 from torchdata_wds import handlers, index_shard, storage
 from torchdata_wds.handlers import ignore_and_continue
 from torchdata_wds.pipes.samples.decode import SampleDecoderIterDataPipe
@@ -161,6 +161,7 @@ def test_resume_gives_the_rest_when_nothing_was_seeded(urls: list[str]) -> None:
     assert sorted(keys_of(found[1])) == sorted(keys_of(run(batched(urls), 0, 1)[0]))
 
 
+@needs_torchdata
 def test_resume_is_exact_when_load_state_dict_is_called(urls: list[str]) -> None:
     """An existing DataLoader2 takes a state as a new one does, its graph with it."""
     whole = run(batched(urls), 0, 2)
@@ -358,6 +359,7 @@ def test_resume_refuses_when_a_folder_has_a_new_shard(cut: Cut, tmp_path: Path) 
     assert " then, 3 shards (checksum " in message
 
 
+@needs_torchdata
 def test_resume_refuses_when_the_state_is_foreign(urls: list[str]) -> None:
     """Other bytes are a ValueError; none at all are the state of a loader that never ran."""
     given = state_of(plain(urls))

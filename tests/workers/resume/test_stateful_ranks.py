@@ -18,7 +18,6 @@ import json, sys, warnings
 warnings.filterwarnings("ignore", "'set_vital' is deprecated")
 warnings.filterwarnings("ignore", "This DataLoader will create")
 from torch.distributed.device_mesh import init_device_mesh
-from torchdata.stateful_dataloader import StatefulDataLoader
 from tests.kits.ranks import run_ranks
 from tests.kits.resume_kit import GRAPHS
 from tests.workers.resume.test_stateful import as_it_is

@@ -350,13 +350,16 @@ def test_tree_of_exceptions_is_complete() -> None:
 
 
 @needs_torchdata
-def test_signature_of_the_service_is_the_real_one() -> None:
+@pytest.mark.parametrize(
+    ("name", "first"), [("WdsLoader", "pipe, num_workers=0"), ("WorkersReadingService", "num_workers")]
+)
+def test_signature_of_a_loader_is_the_real_one(name: str, first: str) -> None:
     """Names and defaults."""
-    shown = re.search(r"`WorkersReadingService\((num_workers, .*?)\)`", TEXTS["workers"], re.DOTALL)
+    shown = re.search(rf"`{name}\(({first}, \*.*?)\)`", TEXTS["workers"], re.DOTALL)
     assert shown is not None
-    real = inspect.signature(torchdata_wds.WorkersReadingService.__init__).parameters.values()
+    real = inspect.signature(getattr(torchdata_wds, name).__init__).parameters.values()
     written = [f"{option.name}={option.default!r}" for option in real if option.kind is option.KEYWORD_ONLY]
-    assert " ".join(shown[1].split()) == ", ".join(["num_workers", "*", *written])
+    assert " ".join(shown[1].split()).replace('"', "'") == ", ".join([first, "*", *written])
 
 
 # ---------------------------------------------------------------------------------------------- the pages are in order

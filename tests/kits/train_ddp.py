@@ -21,9 +21,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data.datapipes.iter import IterableWrapper
 
-from torchdata_wds import WorkersReadingService, index_shard, wds_collate
-
-from torchdata.dataloader2 import DataLoader2  # isort: skip  # its banner is silenced by the import above
+from torchdata_wds import WdsLoader, index_shard, wds_collate
 
 CROP, CLASSES = 8, 10
 
@@ -69,12 +67,10 @@ def train(args: argparse.Namespace) -> None:
     # would differ from an unbroken one in the last bits.
     model(torch.zeros(1, 3, CROP, CROP)).sum().backward()
     torch.manual_seed(args.seed + rank)  # dropout differs between ranks
-    service = WorkersReadingService(args.workers, distributed=True, seed=args.seed, timeout=args.timeout)
-    if state is None:
-        loader = DataLoader2(make_pipe(args), reading_service=service)
-        first, step = 0, 0
-    else:
-        loader = DataLoader2.from_state(state["loader"], service)  # also at the end of an epoch: then no batch is left
+    loader = WdsLoader(make_pipe(args), args.workers, seed=args.seed, timeout=args.timeout)
+    first = step = 0
+    if state is not None:
+        loader.load_state_dict(state["loader"])  # also at the end of an epoch: then no batch is left
         model.module.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         torch.set_rng_state(state["rng"])

@@ -39,8 +39,8 @@ METHODS = {
     "lmdb_cached": "write .cache_samples(file, max_samples=n)",
     "log_keys": "write .wds_map(f), where f logs the key and returns the sample",
     "mcached": "write .in_memory_cache(), or .cache_samples(file)",
-    "nbatches": "write .set_length(n)",
-    "parallel": "write DataLoader2(pipe, reading_service=WorkersReadingService(n)) around the pipe",
+    "nbatches": "write .set_length(n), or WdsLoader(pipe, length=n)",
+    "parallel": "write WdsLoader(pipe, num_workers=n) around the pipe",
     "pipe": "write .wds_compose(f, *args)",
     "repeatedly": "write .wds_epoch(n) for epochs of n items, or .cycle(n) for n passes",
     "resampled": "write .resample_shards() in place of .sharding_filter(), or WebDataset(urls, resampled=True)",
@@ -55,7 +55,7 @@ METHODS = {
     "unbatched": "write .wds_unbatch()",
     "unlisted": "write .unbatch()",
     "with_epoch": "write .wds_epoch(n), which counts over all workers and ranks together",
-    "with_length": "write .set_length(n)",
+    "with_length": "write .set_length(n), or WdsLoader(pipe, length=n)",
     "xdecode": 'write .wds_decode(handle_extension("left.png", f), only="left.png")',
 }
 
@@ -76,7 +76,7 @@ EXPORTS = {
     "ResampledShards": "write .resample_shards()",
     "RoundRobin": 'write .wds_mix(*others, stop="first")',
     "SimpleShardList": "write IterableWrapper(urls).list_shards()",
-    "WebLoader": "write DataLoader2(pipe, reading_service=WorkersReadingService(n)), or torch's DataLoader",
+    "WebLoader": "write WdsLoader(pipe, num_workers=n), DataLoader2 or torch's DataLoader",
     "gopen": "write .load_wds_shards(), which opens URLs itself",
     "gopen_schemes": "another scheme is fsspec.register_implementation(...)",
     "gzfilter": ".wds_decode() decompresses fields itself",
@@ -147,7 +147,7 @@ _WITHOUT_TORCHDATA = {
     "in_memory_cache": ".cache_samples(file) keeps samples in a file",
     "load_from_tar": ".load_wds_shards() reads tar files",
     "prefetch": ".load_wds_shards(read_ahead=n) reads ahead, and so do the workers of a loader",
-    "set_length": "len() is known after .split_shards(index=True).load_wds_shards().group_by_key()",
+    "set_length": "WdsLoader(pipe, length=n) has that length",
 }
 
 #: Forms of torchdata that share a name with WebDataset's but do something else.

@@ -36,8 +36,8 @@ except ImportError as error:
     raise ImportError(
         f"WorkersReadingService needs torchdata 0.9 with DataLoader2, which cannot be imported here: {error}. Its "
         "wheels exist for Python 3.9 to 3.12 on Linux x86_64, macOS arm64 and Windows, and its compiled part needs the "
-        "system's libcurl.so.4 and libssl.so.3 (Debian and Ubuntu: apt install libcurl4 libssl3). Without it the same "
-        "pipes run under torch.utils.data.DataLoader"
+        "system's libcurl.so.4 and libssl.so.3 (Debian and Ubuntu: apt install libcurl4 libssl3). "
+        "WdsLoader(pipe, num_workers=n) does the same without it"
     ) from error
 
 ResetFn = Callable[[DataPipe], DataPipe]

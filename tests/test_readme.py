@@ -37,6 +37,8 @@ TEXTS = {page: path.read_text() for page, path in PAGES.items()}
 SIZES = (9, 4, 13, 1, 7, 20, 3, 6)
 #: Lines that other tests run (the benchmarks, the distributed script), or that nothing can run here.
 NOT_RUN = ("pip install", "pytest", "ruff check", "torchrun", "python benchmarks/")
+#: What the blocks of the manual may import, and a reader need not have.
+FRAMEWORKS = ("accelerate", "lightning", "transformers")
 
 
 class Block(NamedTuple):
@@ -68,6 +70,7 @@ class Workplace:
         self.done = 0
         self.left_out: set[str] = set()  # names
         self.cut: set[int] = set()  # numbers of blocks
+        self.missing: dict[int, str] = {}  # the framework that a block needs
 
     def __getitem__(self, name: str) -> Any:
         """What the blocks call so; skips the test if it was left out."""
@@ -85,7 +88,12 @@ class Workplace:
                     tree = ast.increment_lineno(ast.parse(block.source), block.line)
                     if not is_installed():
                         tree.body = self._without_torchdata(tree.body)
-                    exec(compile(tree, str(PAGES[self.page]), "exec"), self.module.__dict__)
+                    try:
+                        exec(compile(tree, str(PAGES[self.page]), "exec"), self.module.__dict__)
+                    except ModuleNotFoundError as error:
+                        if error.name not in FRAMEWORKS:
+                            raise
+                        self.missing[self.done] = error.name
                 else:
                     run_shell(block.source)
 
@@ -184,6 +192,8 @@ def test_block_runs_when_those_before_it_have_run(page: str, number: int, workpl
     assert workplaces[page].done >= number
     if number in workplaces[page].cut:
         skip_test()
+    if framework := workplaces[page].missing.get(number):
+        pytest.skip(f"needs {framework}")
 
 
 def test_training_loop_runs_when_pasted_after_the_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

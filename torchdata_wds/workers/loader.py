@@ -10,14 +10,14 @@ from typing import Any, Generic, NoReturn, Self, TypeVar
 
 import torch
 from torch.utils.data import IterDataPipe
-from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from torchdata_wds.checks import check_flags, checked_int
 from torchdata_wds.consumers import Place, Ranks, checked_ranks, upstream
 from torchdata_wds.pipes.seeds import Seeds
-from torchdata_wds.workers.device import DeviceItems, PinnedItems
+from torchdata_wds.workers import lightning
 from torchdata_wds.workers.engine import Engine
+from torchdata_wds.workers.epoch import Epoch
 from torchdata_wds.workers.lengths import items_per_epoch
 from torchdata_wds.workers.resume.checkpoints import Checkpoint
 from torchdata_wds.workers.resume.stream import WorkerFunctions, checked_function
@@ -101,13 +101,15 @@ class WdsLoader(Generic[T]):
             functions=WorkerFunctions(first, None, Place, _no_generator),
         )
         self._engine = self._new_engine()
-        self._running: _Epoch[T] | None = None  # the last one begun
+        self._running: Epoch[T] | None = None  # the last one begun
         self._next_epoch: int | None = None  # as set_epoch says
         self._restored: Checkpoint | None = None  # where the next iteration resumes
         self._uncopied: Exception | None = None  # why the graph itself runs, not a copy
         self._is_paused = self._is_shut_down = False
 
     def __iter__(self) -> LoaderIterator[T]:
+        if (state := lightning.skipped_state(self)) is not None:
+            self.load_state_dict(state)
         return self._begin(None)
 
     def prefetch_to_device(self, device: torch.device | str | int) -> LoaderIterator[T]:
@@ -137,7 +139,7 @@ class WdsLoader(Generic[T]):
         source = running.source if running is not None and is_kept else self._start()
         self._next_epoch = None
         pins = self.pin_memory and torch.cuda.is_available()
-        self._running = _Epoch(source, self._engine.num_workers if pins else None, device)
+        self._running = Epoch(source, self._engine.num_workers if pins else None, device)
         return LoaderIterator(self, self._running)
 
     def _start(self) -> Iterator[T]:
@@ -206,16 +208,23 @@ class WdsLoader(Generic[T]):
         """Returns where the loader is: after the last item delivered, or between epochs.
 
         The state is a small dict of plain values, which ``torch.load``, JSON and torch.distributed.checkpoint take.
-        Each rank saves its own.
+        Each rank saves its own. Lightning saves those of all ranks together, after the last batch trained on.
 
         Raises:
             RuntimeError: if a stage in the main process may hold items back, so that the position is unknown.
         """
+        position = lightning.position()
+        state = self._checkpoint(position).to_plain()
+        return state if position is None else lightning.gathered(state)
+
+    def _checkpoint(self, position: lightning.Position | None) -> Checkpoint:
         if self._restored is not None:
-            return self._restored.to_plain()
+            return self._restored
         if self._running is None:
-            return Checkpoint({}, self._next_epoch or 0, False, None, None, None).to_plain()
-        return self._engine.checkpoint(self._running.delivered).to_plain()
+            return Checkpoint({}, self._next_epoch or 0, False, None, None, None)
+        if position is not None and position.is_over and not self._running.has_more():
+            self._engine.end()
+        return lightning.checkpoint_at(position, self._engine, self._running.delivered)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Makes the next iteration resume from a state, and ends the current iterator.
@@ -227,7 +236,7 @@ class WdsLoader(Generic[T]):
             ValueError: if this is not a state of a WdsLoader.
         """
         self._check_open()
-        restored = Checkpoint.from_plain(state_dict)
+        restored = Checkpoint.from_plain(lightning.own_state(state_dict))
         self._leave()
         if self._engine.graph is not None:
             self._engine.close()
@@ -255,59 +264,10 @@ class WdsLoader(Generic[T]):
         return {**vars(self), "_engine": self._new_engine(), "_running": None, "_is_paused": False}
 
 
-class _Epoch(Generic[T]):
-    """The running epoch of a loader; its items may pass through pinned memory, and to a device."""
-
-    def __init__(self, source: Iterator[T], pinned_workers: int | None, device: torch.device | None) -> None:
-        self.source = source  # the graph's
-        # Without workers the graph would run in the thread, where torch computes with a single one.
-        self._thread = PinnedItems(source) if pinned_workers else None
-        items = map(pin_memory, source) if pinned_workers == 0 else self._thread or source
-        self._items: Iterator[T] = items if device is None else DeviceItems(items, device)
-        self.delivered = 0
-        self.is_over = False  # whether all items were delivered
-        self.is_left = False
-        self._error: BaseException | None = None
-
-    @property
-    def is_fresh(self) -> bool:
-        """Whether nothing was taken from it."""
-        return not (self.delivered or self.is_over or self._error or self.is_left)
-
-    def take(self) -> T:
-        """Returns the next item; raises StopIteration if all were delivered."""
-        if self.is_left:
-            raise RuntimeError(
-                "this iterator has ended, because the loader began another epoch, loaded a state or was shut down: a "
-                "WdsLoader has one iterator at a time"
-            )
-        if self._error is not None:
-            raise RuntimeError(
-                f"this epoch was ended by {type(self._error).__name__}: begin another, or load a state"
-            ) from self._error
-        try:
-            item = next(self._items)
-        except StopIteration:
-            self.is_over = True
-            raise
-        except BaseException as error:
-            self._error = error
-            raise
-        self.delivered += 1
-        return item
-
-    def leave(self) -> None:
-        """Ends the epoch here, and its thread."""
-        self.is_left = True
-        if self._thread is not None:
-            self._thread.close()
-        self._items = iter(())  # a generator in this process closes its files
-
-
 class LoaderIterator(Iterator[T]):
     """The items of one epoch of a `WdsLoader`; it can pause after a number of them."""
 
-    def __init__(self, loader: WdsLoader[T], epoch: _Epoch[T]) -> None:
+    def __init__(self, loader: WdsLoader[T], epoch: Epoch[T]) -> None:
         self._loader = loader
         self._epoch = epoch
         self._limit: int | None = None

@@ -14,6 +14,7 @@ from torch.utils.data.graph import DataPipe
 from torchdata_wds.checks import check_flags
 from torchdata_wds.consumers import Place, Ranks, checked_ranks
 from torchdata_wds.pipes.seeds import Seeds
+from torchdata_wds.workers import lightning
 from torchdata_wds.workers.engine import Engine
 from torchdata_wds.workers.lengths import items_per_epoch
 from torchdata_wds.workers.resume.checkpoints import Checkpoint
@@ -227,7 +228,10 @@ class WorkersReadingService(CheckpointableReadingServiceInterface):  # type: ign
 
     def checkpoint(self) -> bytes:
         """Returns the state for ``DataLoader2.state_dict()``; raises a RuntimeError if a stage may hold items back."""
-        return self._engine.checkpoint().dump() if self._engine.graph else b""
+        engine = self._engine
+        if engine.graph is None:
+            return b""
+        return lightning.checkpoint_at(lightning.position(), engine, engine.graph.end._number_of_samples_yielded).dump()
 
 
 # Frameworks such as Lightning call iter() before they load a state, and where a loader has no length they take a batch

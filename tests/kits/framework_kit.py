@@ -1,0 +1,65 @@
+"""The manual's examples for training frameworks as scripts, and the shards they read."""
+
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.kits.shards import jpeg_bytes, sample_members, write_tar
+from tests.kits.workers_kit import ROOT
+from torchdata_wds import index_shard
+
+#: The samples of each shard: neither the shards nor the samples can be divided evenly.
+SIZES = (30, 9, 41, 3, 25, 17, 12)
+
+
+def example(framework: str) -> str:
+    """The code in the manual's section on a framework, for the shards of `make_shards`."""
+    page = (ROOT / "torchdata_wds/docs/frameworks.md").read_text()
+    start, *sections = re.split(r"^## ", page, flags=re.MULTILINE)
+    section = next(section for section in sections if section.startswith(f"{framework}\n"))
+    blocks = re.findall(r"^```python\n(.*?)^```$", start + section, re.MULTILINE | re.DOTALL)
+    return "\n\n".join(blocks).replace("000007", f"{len(SIZES) - 1:06d}")
+
+
+def make_shards(folder: Path) -> None:
+    """Writes shards of the names in the manual, with indexes; the labels are 0, 1, 2 and so on, over all shards."""
+    label = 0
+    for number, size in enumerate(SIZES):
+        members = []
+        for _ in range(size):
+            members += sample_members(f"{label:06d}", jpg=jpeg_bytes(0), cls=str(label).encode())
+            label += 1
+        path = write_tar(folder / f"train-{number:06d}.tar", members)
+        index_shard(path).save(f"{path}.index")
+
+
+def run_ranks(
+    script: str, folder: Path, *arguments: str, world: int = 2, seconds: int = 180
+) -> list[subprocess.CompletedProcess[str]]:
+    """Runs a script in a folder as the ranks of a launcher, and gives what became of each."""
+    path = folder / "script.py"
+    path.write_text(script)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    ranks = []
+    for rank in range(world):
+        place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "NODE_RANK": "0"}
+        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+        environment = {**os.environ, **place, **address, "PYTHONPATH": str(ROOT)}
+        command = [sys.executable, str(path), *arguments]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        ranks.append(subprocess.Popen(command, cwd=folder, env=environment, text=True, **pipes))
+    done = []
+    try:
+        for process in ranks:
+            out, err = process.communicate(timeout=seconds)
+            done.append(subprocess.CompletedProcess(process.args, process.returncode, out, err))
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()
+    return done

@@ -1,0 +1,77 @@
+"""The items of a loader's running epoch, from the graph to the training loop."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Generic, TypeVar
+
+import torch
+from torch.utils.data._utils.pin_memory import pin_memory
+
+from torchdata_wds.workers.device import DeviceItems, PinnedItems
+
+T = TypeVar("T")
+
+
+class Epoch(Generic[T]):
+    """The running epoch of a loader; its items may pass through pinned memory, and to a device."""
+
+    def __init__(self, source: Iterator[T], pinned_workers: int | None, device: torch.device | None) -> None:
+        self.source = source  # the graph's
+        # Without workers the graph would run in the thread, where torch computes with a single one.
+        self._thread = PinnedItems(source) if pinned_workers else None
+        items = map(pin_memory, source) if pinned_workers == 0 else self._thread or source
+        self._items: Iterator[T] = items if device is None else DeviceItems(items, device)
+        self.delivered = 0
+        self.is_over = False  # whether all items were delivered
+        self.is_left = False
+        self._error: BaseException | None = None
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether nothing was taken from it."""
+        return not (self.delivered or self.is_over or self._error or self.is_left)
+
+    def take(self) -> T:
+        """Returns the next item; raises StopIteration if all were delivered."""
+        if self.is_left:
+            raise RuntimeError(
+                "this iterator has ended, because the loader began another epoch, loaded a state or was shut down: a "
+                "WdsLoader has one iterator at a time"
+            )
+        if self._error is not None:
+            raise RuntimeError(
+                f"this epoch was ended by {type(self._error).__name__}: begin another, or load a state"
+            ) from self._error
+        try:
+            item = next(self._items)
+        except StopIteration:
+            self.is_over = True
+            raise
+        except BaseException as error:
+            self._error = error
+            raise
+        self.delivered += 1
+        return item
+
+    def has_more(self) -> bool:
+        """Returns whether there may be another item, which stays the next one."""
+        if self.is_over:
+            return False
+        if self.is_left or self._error is not None:
+            return True
+        try:
+            item = next(self._items)
+        except StopIteration:
+            self.is_over = True
+            return False
+        self._items = itertools.chain([item], self._items)
+        return True
+
+    def leave(self) -> None:
+        """Ends the epoch here, and its thread."""
+        self.is_left = True
+        if self._thread is not None:
+            self._thread.close()
+        self._items = iter(())  # a generator in this process closes its files

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+import pickle
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from tests.kits.torchdata import (
     WorkersReadingService,
 )
 from tests.kits.workers_kit import run_script
-from torchdata_wds import DivisionError, StatefulPipeline, WebDataset, handlers
+from torchdata_wds import DivisionError, StatefulPipeline, WdsLoader, WebDataset, handlers
 from torchdata_wds.pipes import division, running
 
 pytestmark = [
@@ -300,13 +301,18 @@ def run_by_service(pipe: Any, workers: int = 2, **options: Any) -> list[Any]:
         return list(loader)
 
 
+def run_by_loader(pipe: Any, workers: int = 2, **options: Any) -> list[Any]:
+    with WdsLoader(pipe, workers, **options) as loader:
+        return list(loader)
+
+
 def run_by_stock(pipe: Any, workers: int = 2) -> list[Any]:
     service = MultiProcessingReadingService(workers, main_prefetch_cnt=0)
     with DataLoader2(pipe.join_workers(), reading_service=service) as loader:
         return list(loader)
 
 
-RUNNERS = [run_by_torch, run_by_stateful, run_by_pipeline, run_by_service, run_by_stock]
+RUNNERS = [run_by_torch, run_by_stateful, run_by_pipeline, run_by_service, run_by_loader, run_by_stock]
 
 
 @pytest.mark.parametrize(
@@ -314,6 +320,7 @@ RUNNERS = [run_by_torch, run_by_stateful, run_by_pipeline, run_by_service, run_b
     [
         (run_by_torch, samples, 2),
         (run_by_service, samples, 2),
+        (run_by_loader, samples, 2),
         *(
             pytest.param(run, graph, workers, marks=pytest.mark.slow)
             for run in RUNNERS
@@ -577,36 +584,86 @@ def test_division_warns_when_only_workers_are_told(world: World) -> None:
 
 
 RANKS = """
-import sys
+import sys, warnings
 from torch.utils.data import DataLoader
 from tests.kits.ranks import run_ranks
-from tests.pipes.test_division import Around, run_by_service, run_by_torch, samples
+from tests.pipes import test_division
+from tests.pipes.test_division import *
 
 folder, way, *urls = sys.argv[1:]
+warnings.filterwarnings("ignore", "'set_vital' is deprecated")
 
 def run(rank):
     pipe = samples(urls)
-    if way == "loop":
-        return list(pipe)
-    if way == "around":
-        return run_by_torch(Around(pipe), 0)
-    return run_by_torch(pipe) if way == "torch" else run_by_service(pipe, distributed=True)
+    match way:
+        case "loop":
+            return list(pipe)
+        case "around":
+            return run_by_torch(Around(pipe), 0)
+        case "none":
+            return run_by_torch(pipe, 0)
+        case "torch":
+            return run_by_torch(pipe)
+        case "twice":
+            return [key for _ in range(2) for key in run_by_torch(pipe, 0)]
+        case "pipeline":
+            return run_by_pipeline(pipe)
+        case "service":
+            return run_by_service(pipe, distributed=True)
+        case "loader":
+            return run_by_loader(pipe)
+        case "replica":  # two ranks of one model, of which one reads
+            return run_by_loader(pipe, 0, ranks=(0, 1), seed=1) if rank == 0 else []
+        case "by hand":  # two ranks of one model, which both read everything
+            apply_sharding(pipe, 1, 0, SHARDING_PRIORITIES.DISTRIBUTED)
+            return list(pipe)
+        case "alone":
+            iterator = iter(DataLoader(pipe, batch_size=None))
+            return list(iterator) if rank == 0 else []
 
 if __name__ == "__main__":
     run_ranks(run, folder)
 """
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("way", "warnings"), [("loop", 2), ("around", 2), ("torch", 0), ("service", 0)])
-def test_division_warns_once_in_each_rank_when_nobody_told_it(
-    way: str, warnings: int, urls: list[str], tmp_path: Path
-) -> None:
-    """Two gloo ranks: a plain loop, a dataset around the pipe, torch's DataLoader and the service."""
-    done = run_script(RANKS, str(tmp_path), way, *urls, seconds=120)
+def run_two_ranks(way: str, urls: list[str], folder: Path) -> tuple[list[Any], list[str]]:
+    """What two gloo ranks get in one of the ways above, and what they log."""
+    done = run_script(RANKS, str(folder), way, *urls, seconds=120)
     assert done.returncode == 0, done.stderr
-    assert done.stderr.count("reads everything") == warnings
-    assert "sharding_filter" not in done.stderr.replace("the .sharding_filter() or .split_shards() of this", "")
+    found = [pickle.loads((folder / f"{rank}.pickle").read_bytes()) for rank in range(2)]
+    return found, [line for line in done.stderr.splitlines() if "Gloo" not in line]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["loop", "around"])
+def test_division_warns_once_in_each_rank_when_nobody_told_it(way: str, urls: list[str], tmp_path: Path) -> None:
+    """A plain loop, and a dataset around the pipe."""
+    found, lines = run_two_ranks(way, urls, tmp_path)
+    assert sorted(chain(*found)) == sorted(2 * KEYS)
+    assert ["reads everything" in line for line in lines] == [True] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("way", "times"),
+    [
+        *(("none", 1), ("torch", 1), ("twice", 2), ("pipeline", 1), ("service", 1), ("loader", 1)),
+        *(("replica", 1), ("by hand", 2)),
+    ],
+)
+def test_division_is_silent_when_ranks_are_right(way: str, times: int, urls: list[str], tmp_path: Path) -> None:
+    """Under every loader that divides, and where ranks of one model read the same on purpose."""
+    found, lines = run_two_ranks(way, urls, tmp_path)
+    assert sorted(chain(*found)) == sorted(times * KEYS)
+    assert lines == []
+
+
+@pytest.mark.slow
+def test_division_warns_when_one_rank_reads_alone(urls: list[str], tmp_path: Path) -> None:
+    """At the end of its epoch: the others have made an iterator, and take nothing from it."""
+    found, lines = run_two_ranks("alone", urls, tmp_path)
+    assert 0 < len(found[0]) < len(KEYS)
+    assert ["rank 1 has not begun to read" in line for line in lines] == [True]
 
 
 # ------------------------------------------------------------------------------------------------------------ branches

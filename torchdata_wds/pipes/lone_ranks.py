@@ -69,7 +69,7 @@ def warn_of_lone_reader(pipe: Any) -> None:
             "lone rank",
             f"rank 0 has read its part of the shards, 1 of {ranks}, to the end, and {named} not begun to read. If rank "
             "0 reads for all ranks, the other parts are never seen. Iterate over the loader in every rank; or divide "
-            "nothing among ranks, with torchdata_wds.WdsLoader(pipe, num_workers, ranks=(0, 1)) in rank 0",
+            "nothing among ranks, with torchdata_wds.WdsLoader(pipe, num_workers, ranks=(0, 1), seed=0) in rank 0",
         )
 
 

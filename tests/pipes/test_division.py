@@ -7,6 +7,7 @@ import pickle
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
@@ -14,8 +15,17 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import ChainDataset, DataLoader, IterableDataset, IterDataPipe, MapDataPipe, get_worker_info
+from torch.utils.data import (
+    ChainDataset,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    IterDataPipe,
+    MapDataPipe,
+    get_worker_info,
+)
 from torch.utils.data._utils import worker as torch_worker
+from torch.utils.data._utils.fetch import _IterableDatasetFetcher
 from torch.utils.data.datapipes.iter import IterableWrapper
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from torch.utils.data.datapipes.map import SequenceWrapper
@@ -174,6 +184,18 @@ def world(urls: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCa
 
 
 # ------------------------------------------------------------------------------------------------- right uses: silent
+def fetch(dataset: Any) -> list[Any]:
+    """Takes all items as a worker of torch's DataLoader does."""
+    fetcher = _IterableDatasetFetcher(dataset, False, list, False)
+    found: list[Any] = []
+    while not fetcher.ended:
+        with suppress(StopIteration):
+            found.append(fetcher.fetch([None]))
+            continue
+        break
+    return found
+
+
 def first_of(pair: Any) -> Any:
     return pair[0]
 
@@ -361,7 +383,7 @@ def test_division_raises_when_the_filter_was_never_told(graph: Graph, number: in
     world.as_worker(Around(pipe), number=number)
     for _ in range(2):
         with pytest.raises(DivisionError) as caught:
-            next(iter(Around(pipe)))
+            fetch(Around(pipe))
         for part in ("never told of the 2 workers", "each sample comes 2 times", "Pass the pipe itself to DataLoader"):
             assert part in str(caught.value)
     assert not world.messages
@@ -417,8 +439,11 @@ class Hides(IterDataPipe):
 
 def test_division_raises_when_the_graph_hides_the_filter(world: World) -> None:
     """In an object that torch does not look into."""
+    pipe = Hides(samples(world.urls))
+    world.as_worker(pipe)
+    apply_sharding(pipe, 2, 0)
     with pytest.raises(DivisionError, match="never told of the 2 workers"):
-        world.run(Hides(samples(world.urls)))
+        fetch(pipe)
 
 
 def test_division_warns_once_when_what_hides_the_filter_may_divide(world: World) -> None:
@@ -460,7 +485,42 @@ def tell_number(number: int) -> None:
     numbered.number = number
 
 
-@pytest.mark.parametrize("wrap", [Slices, "numbered"])
+class Tables(Around):
+    """A dataset that reads a table in each worker."""
+
+    def __iter__(self) -> Iterator[Any]:
+        table = []
+        for key in self.inner:
+            table.append(key)
+        yield from sorted(table)[get_number() :: 2]
+
+
+class Lists(Around):
+    """The same, in one step."""
+
+    def __iter__(self) -> Iterator[Any]:
+        table = list(self.inner)
+        yield from sorted(table)[get_number() :: 2]
+
+
+class Looks(Dataset):
+    """A dataset that looks samples up in a table, which each worker reads when it is first needed."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __getitem__(self, number: int) -> Any:
+        return sorted(self.inner)[number]
+
+    def __len__(self) -> int:
+        return len(KEYS)
+
+
+def get_number() -> int:
+    return int(torch_worker._worker_info.id)
+
+
+@pytest.mark.parametrize("wrap", [Slices, "numbered", Tables, Lists, Looks])
 def test_division_only_warns_when_a_dataset_may_divide(
     wrap: Any, urls: list[str], said: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,7 +24,7 @@ from torchdata_wds.handlers import warn_once
 from torchdata_wds.pipes.chain_text import known_name, short_name
 from torchdata_wds.pipes.foreign_loaders import find_dealer, heed_dealer
 from torchdata_wds.pipes.lone_ranks import note_reader
-from torchdata_wds.pipes.own_division import calls_for_place, divides_itself, is_held, may_divide
+from torchdata_wds.pipes.own_division import calls_for_place, divides_itself, flows_to_loader, is_held, may_divide
 from torchdata_wds.pipes.pickling import Held
 from torchdata_wds.pipes.running import note_root, running_pipes
 
@@ -246,9 +246,11 @@ def _report_untold(pipes: list[Any], root: Any, *, is_certain: bool = True) -> b
             "call torch.utils.data.graph_settings.apply_sharding(pipe, num_workers, worker_id) in each worker before "
             "it iterates"
         )
-        if is_certain and not resamplers and not asks and not may_divide():
+        if is_certain and not resamplers and not asks and flows_to_loader() and not may_divide():
             raise DivisionError(f"{message}.", advice=cure)
-        _warn("wrapped", f"{message}, unless the program divides them itself. {cure}")
+        _warn(
+            "wrapped", f"{message}, unless the program divides them itself or needs all of them in each worker. {cure}"
+        )
     elif "ranks" in untold:
         _warn(
             "ranks",

@@ -129,7 +129,7 @@ def heed_dealer(pipe: Any) -> None:
             )
     changed = [found for found in pipes if isinstance(found, ShardingFilter) and tell(found, dealer, workers)]
     if last is None:
-        _check_unread(changed, pipe, dealer, workers)
+        _check_unread(changed, pipe, root, dealer, workers)
     if not dealer.is_only_reader:
         _agree(pipes, f"{dealer.epoch}/{earlier}", workers)
     _passes[root] = _Pass(iterator, earlier + 1)
@@ -166,13 +166,16 @@ def _tell_workers(found: Any, dealer: Dealer, workers: Place) -> bool:
     return True
 
 
-def _check_unread(filters: list[Any], pipe: Any, dealer: Dealer, workers: Place) -> None:
+def _check_unread(filters: list[Any], pipe: Any, root: Any, dealer: Dealer, workers: Place) -> None:
     """Raises if a filter has chosen among items by the division that was wrong."""
-    # Filters above this pipe have not begun. The first item belongs to the first worker by any division.
+    # Filters above this pipe have not begun. Others may have numbers from an earlier pass, in which each pipe made one
+    # iterator too. The first item belongs to the first worker by any division.
     above = {id(found) for found in upstream(pipe)}
+    passing = root._valid_iterator_id or 0
     for found in filters:
+        has_begun = found._valid_iterator_id is not None and found._valid_iterator_id >= passing
         read = getattr(found.source_datapipe, "_number_of_samples_yielded", 0)
-        if id(found) not in above and read > (0 if workers.number else 1):
+        if id(found) not in above and has_begun and read > (0 if workers.number else 1):
             raise DivisionError(
                 f"Accelerate divides the items of this pipe among {dealer.ranks} ranks again, and a .sharding_filter() "
                 f"had already begun to divide them before {short_name(pipe)} could undo that: items would be lost. "

@@ -1,18 +1,20 @@
-"""Finds code of a program that divides work by the worker's number in its own way."""
+"""Finds code of a program that divides work by the worker's number, or uses items, in its own way."""
 
 from __future__ import annotations
 
+import dis
 import functools
 import inspect
 import sys
+import threading
 from collections.abc import Iterator
-from types import CodeType, FunctionType
+from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 from torch.utils.data import Dataset, get_worker_info
 from torch.utils.data.dataloader import _sharding_worker_init_fn
 
-from torchdata_wds.pipes.running import own_frames
+from torchdata_wds.pipes.running import main_frame, own_frames
 
 # Functions called by code that divides by the worker's number, or also by the rank; the second is WebDataset's.
 _WORKER_NAMES = {"get_worker_info", "pytorch_worker_info"}
@@ -20,6 +22,7 @@ _PLACE_NAMES = {*_WORKER_NAMES, "get_rank", "get_world_size"}
 #: Packages whose functions look up the worker's number for other purposes.
 _KNOWN = ("torch", "torchdata", "torchdata_wds")
 _SEEDERS = (*_KNOWN, "accelerate", "lightning", "lightning_fabric", "pytorch_lightning", "transformers")
+_FETCHER = "torch.utils.data._utils.fetch"
 _DEPTH = 3  # how many calls deep functions are searched
 
 
@@ -55,6 +58,34 @@ def may_divide() -> bool:
             if _code_leads_to(frame.f_code, frame.f_globals, owner, _DEPTH, set()):
                 return True
     return False
+
+
+def flows_to_loader() -> bool:
+    """Returns whether it is certain that torch's loader gets the items of the running pipe as they come."""
+    # A dataset may also read them into a table in each worker, which needs all of them.
+    frames = [*own_frames(sys._getframe(1))]
+    if threading.current_thread() is not threading.main_thread():
+        frames += own_frames(main_frame())
+    for frame in frames:
+        if frame.f_globals.get("__name__") == _FETCHER:
+            return True
+        if _package(frame.f_globals) not in (*_KNOWN, "threading", "concurrent") and not _passes_on(frame):
+            return False
+    return False
+
+
+def _passes_on(frame: FrameType) -> bool:
+    """Returns whether a frame is that of a generator which waits for an item in order to yield it or a part."""
+    if not frame.f_code.co_flags & inspect.CO_GENERATOR:
+        return False
+    found = [part for part in dis.get_instructions(frame.f_code) if part.offset <= frame.f_lasti]
+    if not found or found[-1].opname == "SEND":  # it waits in a ``yield from``
+        return bool(found)
+    loop = found[-1]
+    return loop.opname == "FOR_ITER" and any(
+        part.opname == "YIELD_VALUE" and loop.offset < part.offset < loop.argval
+        for part in dis.get_instructions(frame.f_code)
+    )
 
 
 def calls_for_place(function: Any) -> bool:

@@ -38,6 +38,7 @@ from tests.kits.torchdata import (
     MultiProcessingReadingService,
     StatefulDataLoader,
     WorkersReadingService,
+    needs_torchdata,
 )
 from tests.kits.workers_kit import run_script
 from torchdata_wds import DivisionError, StatefulPipeline, WdsLoader, WebDataset, handlers
@@ -707,8 +708,8 @@ def test_division_warns_once_in_each_rank_when_nobody_told_it(way: str, urls: li
 @pytest.mark.parametrize(
     ("way", "times"),
     [
-        *(("none", 1), ("torch", 1), ("twice", 2), ("pipeline", 1), ("service", 1), ("loader", 1)),
-        *(("replica", 1), ("by hand", 2)),
+        *(("none", 1), ("torch", 1), ("twice", 2), ("loader", 1), ("replica", 1), ("by hand", 2)),
+        *(pytest.param(way, 1, marks=needs_torchdata) for way in ("pipeline", "service")),
     ],
 )
 def test_division_is_silent_when_ranks_are_right(way: str, times: int, urls: list[str], tmp_path: Path) -> None:

@@ -1,0 +1,139 @@
+"""WdsLoader and DataLoader2 with WorkersReadingService: equal items, over random graphs, workers, ranks and cuts."""
+
+import json
+import random
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.kits.random_graphs import random_graph
+from tests.kits.resume_kit import indexed_shards_in, keys_of
+from tests.kits.torchdata import DataLoader2, WorkersReadingService, is_installed
+from tests.kits.workers_kit import run_script
+from torchdata_wds import WdsLoader
+
+
+@pytest.fixture(scope="module")
+def urls(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    return indexed_shards_in(tmp_path_factory.mktemp("fronts"))
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON gives it back."""
+    return json.loads(json.dumps(value))
+
+
+def epochs_of(front: str, pipe: Any, workers: int, count: int, **options: Any) -> list[list[Any]]:
+    """The first epochs of a run that is never stopped."""
+    if front == "service":
+        with DataLoader2(pipe, reading_service=WorkersReadingService(workers, **options)) as loader:
+            return [list(loader) for _ in range(count)]
+    with WdsLoader(pipe, workers, **options) as loader:
+        return [list(loader) for _ in range(count)]
+
+
+def epoch_with_states(loader: Any, cuts: Iterable[int]) -> tuple[list[Any], dict[int, Any]]:
+    """Runs through an epoch; gives its items, and states by how many of them were delivered."""
+    items, states = [], {}
+    iterator = iter(loader)
+    states[0] = loader.state_dict() if 0 in cuts else None
+    for item in iterator:
+        items.append(item)
+        if len(items) in cuts:
+            states[len(items)] = loader.state_dict()
+    return items, {cut: state for cut, state in states.items() if state is not None}
+
+
+def refuses_states(loader: Any) -> bool:
+    """Whether a state in the middle of an epoch is refused."""
+    next(iter(loader))
+    try:
+        loader.state_dict()
+    except RuntimeError:
+        return True
+    return False
+
+
+def jobs_of(urls: list[str], number: int, seed: int | None) -> list[dict[str, Any]]:
+    """Checks that both fronts agree on a graph; returns states of it, and what must come after each."""
+    draw = random.Random(f"run {number}")
+    workers, epoch = draw.randrange(4), draw.randrange(2)
+    graph = random_graph(urls, number)
+    states_are = graph.states if workers else "anywhere"  # without workers all stages are of one stream
+    whole = epochs_of("loader", graph.pipe, workers, 3, seed=number)
+    if seed is not None and is_installed():
+        assert (number, epochs_of("service", graph.pipe, workers, 2, seed=seed)) == (number, whole[:2])
+    length = len(whole[epoch])
+    cuts = draw.sample([0, length, max(length - 1, 0), draw.randrange(length + 1)], 2)
+    with WdsLoader(graph.pipe, workers, seed=seed) as loader:
+        before = [list(loader) for _ in range(epoch)]
+        items, states = epoch_with_states(loader, cuts if states_are == "anywhere" else [])
+        if states_are != "never":
+            states[-1] = loader.state_dict()
+        assert (states_are != "anywhere") == refuses_states(loader)
+    assert seed is None or (number, [*before, items]) == (number, whole[: epoch + 1])
+    jobs = []
+    for cut, state in states.items():
+        assert len(json.dumps(state)) < 10_000
+        # without a seed, the later epochs are anybody's guess
+        rest = [*([] if cut < 0 else [items[cut:]]), *([] if seed is None else whole[epoch + 1 : epoch + 2])]
+        stops = sorted(draw.sample(range(6), 2)) if 0 <= cut < length and not jobs else []
+        jobs.append(dict(number=number, workers=workers, seed=seed, state=state, stops=stops, rest=plain(rest)))
+    return jobs
+
+
+def resumed(urls: list[str], job: dict[str, Any]) -> list[list[Any]]:
+    """Goes on from a state in another loader, and from later states of that one in others."""
+    pipe, state = random_graph(urls, job["number"]).pipe, job["state"]
+    items: list[Any] = []
+    for stop in job["stops"]:
+        with WdsLoader(pipe, job["workers"], seed=job["seed"]) as loader:
+            loader.load_state_dict(state)
+            left = min(stop, len(job["rest"][0])) - len(items)
+            items += [item for _, item in zip(range(left), loader, strict=False)]
+            state = plain(loader.state_dict())
+    with WdsLoader(pipe, job["workers"], seed=job["seed"]) as loader:
+        loader.load_state_dict(state)
+        epochs = [list(loader) for _ in job["rest"]]
+    return [items + epochs[0], *epochs[1:]] if epochs else []
+
+
+RESUMER = """
+import json, logging, sys
+from pathlib import Path
+from tests.kits.workers_kit import time_limit
+from tests.workers.test_fronts import resumed
+
+if __name__ == "__main__":
+    logging.disable()  # that items of some graphs are made again up to the cut
+    urls, jobs = json.loads(Path(sys.argv[1]).read_text())
+    with time_limit(int(sys.argv[2])):
+        print(json.dumps([resumed(urls, job) for job in jobs]))
+"""
+
+
+def check_graphs(urls: list[str], numbers: Iterable[int], folder: Path, seconds: int = 100) -> None:
+    """Checks graphs, seeded and not; their states go to another process as JSON, and are resumed there."""
+    jobs = [job for number in numbers for seed in (number, None) for job in jobs_of(urls, number, seed)]
+    file = folder / "jobs.json"
+    file.write_text(json.dumps([urls, jobs]))
+    done = run_script(RESUMER, str(file), str(seconds), seconds=seconds + 30)
+    assert done.returncode == 0, done.stderr
+    for job, found in zip(jobs, json.loads(done.stdout), strict=True):
+        place = [job[name] for name in ("number", "workers", "seed", "stops")], job["state"]["item"]
+        assert (place, found) == (place, job["rest"])
+
+
+def test_fronts_agree_and_states_resume_in_another_process(urls: list[str], tmp_path: Path) -> None:
+    """A few graphs with 0 to 3 workers, cut before, in, at the end of and after an epoch."""
+    check_graphs(urls, [2, 10, 15, 17], tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(0, 48, 12))
+def test_fronts_agree_and_states_resume_in_many_graphs(first: int, urls: list[str], tmp_path: Path) -> None:
+    """The same with more graphs."""
+    check_graphs(urls, range(first, first + 12), tmp_path)

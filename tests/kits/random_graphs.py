@@ -37,11 +37,14 @@ def random_graph(urls: list[str], number: int) -> RandomGraph:
         pipe = pipe.filter(is_odd)
     elif draw.random() < 0.3:
         pipe = pipe.wds_map(fail_on_one, handler=ignore_and_continue)
-    pipe = pipe.map(augment) if draw.random() < 0.7 else pipe
+    # Threads of prefetch draw from the global generators at any time, so that nothing random may come before them.
+    is_random = draw.random() < 0.7
+    pipe = pipe.map(augment) if is_random else pipe
     pipe = pipe.shuffle(buffer_size=4) if draw.random() < 0.2 else pipe
     pipe = pipe.map(row)
     if is_installed() and draw.random() < 0.3:
-        pipe = draw.choice([pipe.prefetch(2), pipe.flatmap(doubled), pipe.enumerate().map(last), pipe.set_length(99)])
+        forms = [pipe.flatmap(doubled), pipe.enumerate().map(last), pipe.set_length(99)]
+        pipe = draw.choice(forms if is_random else [*forms, pipe.prefetch(2)])
     if draw.random() < 0.6:
         pipe = pipe.batch(draw.choice([2, 3]))
         pipe = pipe.collate(as_list) if draw.random() < 0.5 else pipe
@@ -51,8 +54,9 @@ def random_graph(urls: list[str], number: int) -> RandomGraph:
         pipe = pipe.batch(2) if draw.random() < 0.4 else pipe
     states = "anywhere"
     if draw.random() < 0.3:
-        joined, states = _joined(pipe, draw, is_counted=is_counted)
-        pipe, is_exact = joined, is_exact and states != "never"
+        joined, states = _joined(pipe, draw, is_counted=is_counted, is_random=is_random)
+        is_exact = is_exact and type(joined).__name__ not in ("MapperIterDataPipe", "EpochCounterIterDataPipe")
+        pipe = joined
     return RandomGraph(pipe, states, is_exact)
 
 
@@ -79,14 +83,15 @@ def _samples(urls: list[str], kind: str, draw: random.Random) -> Any:
     return shards.load_wds_shards(interleave=draw.choice([1, 1, 1, 2])).group_by_key()
 
 
-def _joined(pipe: Any, draw: random.Random, *, is_counted: bool) -> tuple[Any, str]:
+def _joined(pipe: Any, draw: random.Random, *, is_counted: bool, is_random: bool) -> tuple[Any, str]:
     """Joins the workers before more stages; where a state in the middle is refused, it can be taken between epochs."""
     pipe = pipe.join_workers()
-    kinds = ["nothing", "batches", "shuffled", "apart", *(["prefetched", "cycled"] if is_installed() else [])]
-    kinds += [] if is_counted else ["counted"]
+    kinds = ["nothing", "batches", "shuffled", "apart", *([] if is_counted else ["counted"])]
+    if is_installed():
+        kinds += ["cycled", *([] if is_random else ["prefetched"])]
     match draw.choice(kinds):
         case "batches":
-            return pipe.map(as_list).batch(2).map(twice), "anywhere"
+            return pipe.batch(2).map(twice), "anywhere"
         case "shuffled":
             return pipe.wds_shuffle(6), "between"
         case "apart":
@@ -94,7 +99,7 @@ def _joined(pipe: Any, draw: random.Random, *, is_counted: bool) -> tuple[Any, s
         case "prefetched":
             return pipe.prefetch(3), "between"
         case "cycled":
-            return pipe.cycle(2), "between"
+            return pipe.cycle(2), "never" if is_counted else "between"
         case "counted":
             return pipe.wds_epoch(9), "never"
     return pipe, "anywhere"

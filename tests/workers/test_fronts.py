@@ -71,8 +71,10 @@ def jobs_of(urls: list[str], number: int, seed: int | None) -> list[dict[str, An
     with WdsLoader(graph.pipe, workers, seed=seed) as loader:
         before = [list(loader) for _ in range(epoch)]
         items, states = epoch_with_states(loader, cuts if states_are == "anywhere" else [])
-        if states_are != "never":
+        try:
             states[-1] = loader.state_dict()
+        except RuntimeError:
+            assert states_are == "never"  # noqa: PT017
         assert (states_are != "anywhere") == refuses_states(loader)
     assert seed is None or (number, [*before, items]) == (number, whole[: epoch + 1])
     jobs = []
@@ -137,3 +139,32 @@ def test_fronts_agree_and_states_resume_in_another_process(urls: list[str], tmp_
 def test_fronts_agree_and_states_resume_in_many_graphs(first: int, urls: list[str], tmp_path: Path) -> None:
     """The same with more graphs."""
     check_graphs(urls, range(first, first + 12), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("number", "ranks", "workers"),
+    [
+        (2, 3, 0),
+        (14, 2, 1),
+        *(pytest.param(number, number % 2 + 2, number % 3, marks=pytest.mark.slow) for number in range(100, 116)),
+    ],
+)
+def test_ranks_share_each_epoch_and_resume(number: int, ranks: int, workers: int, urls: list[str]) -> None:
+    """Together they have what one alone has, in both fronts; and each goes on from its own state."""
+    graph, draw = random_graph(urls, number), random.Random(number)
+    alone = epochs_of("loader", graph.pipe, 0, 2, seed=number)
+    shares = []
+    for rank in range(ranks):
+        options: dict[str, Any] = {"seed": number, "ranks": (rank, ranks)}
+        shares.append(epochs_of("loader", graph.pipe, workers, 2, **options))
+        if is_installed():
+            assert epochs_of("service", graph.pipe, workers, 2, **options) == shares[-1]
+        if graph.states == "anywhere":
+            cut = draw.randrange(len(shares[-1][0]) + 1)
+            with WdsLoader(graph.pipe, workers, **options) as loader:
+                items, states = epoch_with_states(loader, [cut])
+                loader.load_state_dict(plain(states[cut]))
+                assert [[*items[:cut], *loader], list(loader)] == shares[-1]
+    for epoch in range(2):
+        together = Counter(key for share in shares for key in keys_of(share[epoch]))
+        assert not graph.is_exact or together == Counter(keys_of(alone[epoch]))

@@ -98,6 +98,7 @@ class LocalIterDataPipe(WdsPipe[Any]):
 
     #: So `.join_workers()` does not mistake this for a stage that follows it.
     runs_others = True
+    has_cycled = False  # as in `WorkerPool`; here such a stage is part of the stream
 
     def __init__(self, source_datapipe: IterDataPipe[Any], *, worker: int = 0, **options: Any) -> None:
         self.source_datapipe = source_datapipe

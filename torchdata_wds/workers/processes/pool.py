@@ -41,6 +41,7 @@ class WorkerPool(WdsPipe[Any]):
         self.place = place  # of the rank
         self.streams = Streams(num_workers)  # the positions of the workers' streams
         self.was_interrupted = False  # whether Ctrl-C ended this epoch during a wait for an item
+        self.has_cycled = False  # whether streams that run across epochs were asked for several passes in one of them
         self._graph = graph
         self._num_workers = num_workers
         self._prefetch_factor = prefetch_factor
@@ -80,6 +81,7 @@ class WorkerPool(WdsPipe[Any]):
                     "starting new ones. Check that the shards have samples, what filters leave, and what handlers skip"
                 )
             shared, local = self._seeds
+            self.has_cycled = self.has_cycled or self.streams.continues
             streams = Streams(self._num_workers)
             streams.epoch = self.streams.epoch
             for before, facts in zip(self.streams.facts, streams.facts, strict=True):

@@ -204,6 +204,11 @@ def pack_runs(end: DataPipe, runs: Sequence[Any], graph: Any, *, in_epoch: bool,
             "a state cannot be taken with .wds_epoch() after .join_workers(): put it before, where it still counts the "
             "items of all workers"
         )
+    if any(run.has_cycled for run in runs):
+        raise RuntimeError(
+            "a state cannot be taken of .wds_epoch() before .join_workers() if a stage of the main process, such as "
+            ".cycle(), iterates over it several times in an epoch. Count all items of these passes with .wds_epoch(n)"
+        )
     if not in_epoch and not continues:
         return None
     taken = taken_by(end, runs[0], delivered) if in_epoch else 0

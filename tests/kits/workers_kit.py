@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
+import pytest
 import torch
 from torch.utils.data import IterDataPipe, get_worker_info
 from torch.utils.data.datapipes.iter import IterableWrapper
@@ -67,9 +68,17 @@ class _Loader(WdsLoader[Any]):
         return _State(super().state_dict(), graph=self.pipe)
 
 
-def loader_of(pipe: IterDataPipe, workers: int = 2, **options: Any) -> Any:
-    """A DataLoader2 with our service; where torchdata is not installed, a WdsLoader, which does the same."""
-    if not is_installed():
+#: What runs graphs for a training loop: DataLoader2 with WorkersReadingService, and WdsLoader.
+FRONTS = ("service", "loader")
+#: The same for expensive tests of what both share; only the loader is in the short run.
+FRONTS_QUICK = (pytest.param("service", marks=pytest.mark.slow), "loader")
+
+
+def loader_of(pipe: IterDataPipe, workers: int = 2, *, front: str | None = None, **options: Any) -> Any:
+    """A WdsLoader, or a DataLoader2 with our service; by default that or, without torchdata, the other."""
+    if front == "loader":
+        return WdsLoader(pipe, workers, **options)
+    if front is None and not is_installed():
         return _Loader(pipe, workers, **options)
     return DataLoader2(pipe, reading_service=WorkersReadingService(workers, **options))
 
@@ -81,6 +90,25 @@ def loader_from(state: dict[str, Any], workers: int, **options: Any) -> Any:
         loader.load_state_dict({name: value for name, value in state.items() if name != "graph"})
         return loader
     return DataLoader2.from_state(state, WorkersReadingService(workers, **options))
+
+
+def resumed_loader(state: Any, pipe: IterDataPipe, workers: int = 2, *, front: str = "service", **options: Any) -> Any:
+    """Another loader of the front that resumes from a state."""
+    if front == "service":
+        return loader_from(state, workers, **options)
+    loader = loader_of(pipe, workers, front=front, **options)
+    loader.load_state_dict(state)
+    return loader
+
+
+def engine_of(loader: Any) -> Any:
+    """The engine that a loader runs its graph with."""
+    return loader._engine if isinstance(loader, WdsLoader) else loader.reading_service._engine
+
+
+def skipped_by(loader: Any, **options: Any) -> dict[str, dict[str, int]]:
+    """What a loader says that stages skipped."""
+    return (loader if isinstance(loader, WdsLoader) else loader.reading_service).skipped(**options)
 
 
 def consumers_of(pipe: IterDataPipe, number: int, seed: int | None = 0) -> list[IterDataPipe]:

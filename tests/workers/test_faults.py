@@ -17,7 +17,17 @@ from torch.utils.data import IterDataPipe, get_worker_info
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from tests.kits.processes import children, in_child, is_alive, open_files, wait_until
-from tests.kits.workers_kit import ROOT, SIZES, items_of, loader_of, uneven_pipe, with_pid
+from tests.kits.workers_kit import (
+    FRONTS,
+    FRONTS_QUICK,
+    ROOT,
+    SIZES,
+    engine_of,
+    items_of,
+    loader_of,
+    uneven_pipe,
+    with_pid,
+)
 from torchdata_wds.storage import open_shard
 
 
@@ -60,11 +70,12 @@ def exited_while_sending(item: int) -> bytes:
         (exited_while_sending, "exit code 0"),
     ],
 )
+@pytest.mark.parametrize("front", FRONTS_QUICK)
 @pytest.mark.parametrize("in_thread", [False, True], ids=["main thread", "prefetch thread"])
-def test_service_names_the_worker_when_it_dies(fault: Any, how: str, in_thread: bool) -> None:
+def test_loader_names_the_worker_when_it_dies(fault: Any, how: str, in_thread: bool, front: str) -> None:
     """A dead worker is soon a RuntimeError with its number, pid and exit, whichever thread reads; nothing is left."""
     pipe = IterableWrapper(range(100)).sharding_filter().map(fault)
-    loader = loader_of(pipe.join_workers().prefetch(2) if in_thread else pipe)
+    loader = loader_of(pipe.join_workers().prefetch(2) if in_thread else pipe, front=front)
     begin = time.monotonic()
     with pytest.raises(RuntimeError, match=rf"worker 1 of 2 \(pid \d+\) .*{how}"):
         list(loader)
@@ -73,9 +84,10 @@ def test_service_names_the_worker_when_it_dies(fault: Any, how: str, in_thread: 
     assert wait_until(lambda: not children())
 
 
-def test_service_names_the_worker_when_it_dies_between_epochs() -> None:
+@pytest.mark.parametrize("front", FRONTS_QUICK)
+def test_loader_names_the_worker_when_it_dies_between_epochs(front: str) -> None:
     """A worker killed after an epoch is found at the start of the next, and shutdown still works."""
-    loader = loader_of(IterableWrapper(range(4)).sharding_filter().map(with_pid))
+    loader = loader_of(IterableWrapper(range(4)).sharding_filter().map(with_pid), front=front)
     pids = [pid for _, pid in loader]
     os.kill(pids[1], signal.SIGKILL)
     assert wait_until(lambda: not is_alive(pids[1]))
@@ -84,10 +96,11 @@ def test_service_names_the_worker_when_it_dies_between_epochs() -> None:
     loader.shutdown()
 
 
-def test_service_says_so_when_the_graph_is_sharded_twice() -> None:
+@pytest.mark.parametrize("front", FRONTS_QUICK)
+def test_loader_says_so_when_the_graph_is_sharded_twice(front: str) -> None:
     """An error in setting a worker up arrives like any other."""
     pipe = IterableWrapper(range(4)).sharding_filter().sharding_filter()
-    with loader_of(pipe) as loader, pytest.raises(RuntimeError, match="Sharding twice"):
+    with loader_of(pipe, front=front) as loader, pytest.raises(RuntimeError, match="Sharding twice"):
         list(loader)
 
 
@@ -110,23 +123,25 @@ def with_unloadable(item: int) -> Any:
     return Unloadable() if item == 2 else item
 
 
+@pytest.mark.parametrize("front", FRONTS_QUICK)
 @pytest.mark.parametrize("fault", [with_lock, with_lambda])
 @pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
-def test_service_says_so_when_an_item_cannot_be_pickled(fault: Any, context: str) -> None:
+def test_loader_says_so_when_an_item_cannot_be_pickled(fault: Any, context: str, front: str) -> None:
     """An item that cannot be sent is an error that names its worker and type and the cure, in place of a hang."""
     pipe = IterableWrapper(range(9)).sharding_filter().map(fault)
     with (
-        loader_of(pipe, multiprocessing_context=context) as loader,
+        loader_of(pipe, front=front, multiprocessing_context=context) as loader,
         pytest.raises(RuntimeError, match=r"worker 0 \(pid \d+\) could not send an item of type (lock|function)"),
     ):
         list(loader)
     assert wait_until(lambda: not children())
 
 
-def test_service_raises_when_an_item_cannot_be_unpickled() -> None:
+@pytest.mark.parametrize("front", FRONTS_QUICK)
+def test_loader_raises_when_an_item_cannot_be_unpickled(front: str) -> None:
     """What the main process cannot rebuild is the error that rebuilding it raises."""
     pipe = IterableWrapper(range(9)).sharding_filter().map(with_unloadable)
-    with loader_of(pipe) as loader, pytest.raises(ValueError, match="invalid literal"):
+    with loader_of(pipe, front=front) as loader, pytest.raises(ValueError, match="invalid literal"):
         list(loader)
     assert wait_until(lambda: not children())
 
@@ -138,20 +153,22 @@ def stuck(item: int) -> int:
 
 
 @pytest.mark.slow
-def test_service_says_so_when_an_item_takes_longer_than_the_timeout() -> None:
+@pytest.mark.parametrize("front", FRONTS)
+def test_loader_says_so_when_an_item_takes_longer_than_the_timeout(front: str) -> None:
     """timeout= turns a stuck source into an error that names it, and shutdown does not wait for the source."""
     pipe = IterableWrapper(range(9)).sharding_filter().map(stuck)
     begin = time.monotonic()
-    with loader_of(pipe, timeout=0.5) as loader, pytest.raises(RuntimeError, match=r"timeout=0\.5 s"):
+    with loader_of(pipe, front=front, timeout=0.5) as loader, pytest.raises(RuntimeError, match=r"timeout=0\.5 s"):
         list(loader)
     assert time.monotonic() - begin < 8
     assert wait_until(lambda: not children())
 
 
 @pytest.mark.slow
-def test_service_shuts_down_soon_when_workers_are_stuck() -> None:
+@pytest.mark.parametrize("front", FRONTS)
+def test_loader_shuts_down_soon_when_workers_are_stuck(front: str) -> None:
     """After an early break no source, however slow, holds shutdown up for more than a few seconds."""
-    loader = loader_of(IterableWrapper(range(9)).sharding_filter().map(stuck), 3)
+    loader = loader_of(IterableWrapper(range(9)).sharding_filter().map(stuck), 3, front=front)
     next(iter(loader))
     begin = time.monotonic()
     loader.shutdown()
@@ -166,21 +183,22 @@ class Endless(IterDataPipe):
 
 
 @pytest.mark.parametrize(
-    "make",
+    ("front", "make"),
     [
-        lambda: uneven_pipe().join_workers().prefetch(3),
-        *(pytest.param(make, marks=pytest.mark.slow) for make in (uneven_pipe, Endless)),
+        ("service", lambda: uneven_pipe().join_workers().prefetch(3)),
+        ("loader", lambda: uneven_pipe().join_workers().prefetch(3)),
+        *(pytest.param(front, make, marks=pytest.mark.slow) for front in FRONTS for make in (uneven_pipe, Endless)),
     ],
 )
-def test_service_leaves_nothing_behind_when_epochs_are_broken_off(make: Callable[[], IterDataPipe]) -> None:
+def test_loader_leaves_nothing_behind_when_epochs_are_broken_off(make: Callable[[], IterDataPipe], front: str) -> None:
     """Fifty early breaks in five loaders end with the files and processes of the beginning."""
     pipe = make()
-    with loader_of(pipe) as loader:
+    with loader_of(pipe, front=front) as loader:
         next(iter(loader))
     gc.collect()
     before = open_files()
     for _ in range(5):
-        with loader_of(pipe) as loader:
+        with loader_of(pipe, front=front) as loader:
             for taken in (1, 4, 2, 1, 9, 3, 0, 1, 5, 2):
                 stream = iter(loader)
                 for _ in range(taken):
@@ -191,11 +209,11 @@ def test_service_leaves_nothing_behind_when_epochs_are_broken_off(make: Callable
     assert open_files() <= before
 
 
-@pytest.mark.slow
-def test_service_leaves_nothing_behind_when_the_loader_is_forgotten() -> None:
+@pytest.mark.parametrize("front", FRONTS_QUICK)
+def test_loader_leaves_nothing_behind_when_it_is_forgotten(front: str) -> None:
     """Without shutdown, garbage collection ends the workers, in the middle of an epoch and after one."""
     for taken in (1, len(items_of(SIZES))):
-        loader = loader_of(uneven_pipe())
+        loader = loader_of(uneven_pipe(), front=front)
         stream = iter(loader)
         for _ in range(taken):
             next(stream)
@@ -205,9 +223,10 @@ def test_service_leaves_nothing_behind_when_the_loader_is_forgotten() -> None:
         assert wait_until(lambda: not children())
 
 
-def test_service_may_be_shut_down_when_it_was_never_used() -> None:
+@pytest.mark.parametrize("front", FRONTS)
+def test_loader_may_be_shut_down_when_it_was_never_used(front: str) -> None:
     """Shutdown before the first epoch, and a second time, does nothing."""
-    loader = loader_of(uneven_pipe())
+    loader = loader_of(uneven_pipe(), front=front)
     loader.shutdown()
     loader.shutdown()
     assert not children()
@@ -215,15 +234,14 @@ def test_service_may_be_shut_down_when_it_was_never_used() -> None:
 
 ORPHANS = """
 import sys, time
-from torchdata_wds.workers.service import WorkersReadingService
-from torchdata.dataloader2 import DataLoader2
+from tests.kits.workers_kit import loader_of
 from tests.workers.test_faults import Endless, forever_stuck
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 if __name__ == "__main__":
-    service = WorkersReadingService(2, multiprocessing_context=sys.argv[1], prefetch_factor=1000)
+    options = {"multiprocessing_context": sys.argv[1], "prefetch_factor": 1000, "front": sys.argv[3]}
     pipes = Endless(), IterableWrapper(["", sys.argv[2]]).map(forever_stuck)
-    streams = [iter(DataLoader2(pipe, reading_service=service)) for pipe in pipes]
+    streams = [iter(loader_of(pipe, **options)) for pipe in pipes]
     print(*[next(stream)[1] for stream in streams for _ in range(2)], flush=True)
     time.sleep(100)
 """
@@ -248,14 +266,16 @@ def _bytes(file: Path) -> bytes:
         return b""
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize(
+    ("front", "context"), [("service", "fork"), ("loader", "fork"), ("loader", "spawn"), ("loader", "forkserver")]
+)
 @pytest.mark.slow
-def test_workers_end_when_the_main_process_is_killed(tmp_path: Path, context: str) -> None:
+def test_workers_end_when_the_main_process_is_killed(tmp_path: Path, front: str, context: str) -> None:
     """No worker outlives a killed main process, stuck before a full pipe or in a command, nor the command."""
     script = tmp_path / "orphans.py"
     script.write_text(ORPHANS)
     sleep = f"sleep 1000.{os.getpid()}"
-    command = [sys.executable, str(script), context, sleep]
+    command = [sys.executable, str(script), context, sleep, front]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as main:
         assert main.stdout is not None
@@ -272,11 +292,12 @@ def reading(url: str) -> bytes:
         return bytes(stream.read(6))
 
 
-def test_commands_of_a_worker_end_when_it_is_killed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("front", FRONTS_QUICK)
+def test_commands_of_a_worker_end_when_it_is_killed(tmp_path: Path, front: str) -> None:
     """The system kills workers when memory runs out; what they read from ends at once, while the main process lives."""
     pids = tmp_path / "pids"
     url = f"pipe:sleep 1000 & echo $$ $! > {pids}; wait"
-    with loader_of(IterableWrapper([url]).map(reading), 1) as loader:
+    with loader_of(IterableWrapper([url]).map(reading), 1, front=front) as loader:
         items = iter(loader)
 
         def wait_for_item() -> None:
@@ -287,14 +308,15 @@ def test_commands_of_a_worker_end_when_it_is_killed(tmp_path: Path) -> None:
         waiting.start()
         assert wait_until(lambda: pids.exists() and len(pids.read_text().split()) == 2)
         time.sleep(0.1)
-        os.kill(loader.reading_service._engine.graph.runs[0]._links[0]._process.pid, signal.SIGKILL)
+        os.kill(engine_of(loader).graph.runs[0]._links[0]._process.pid, signal.SIGKILL)
         assert wait_until(lambda: not any(is_alive(int(pid)) for pid in pids.read_text().split()))
         waiting.join(20)
 
 
-def test_service_refuses_when_a_forked_process_iterates_its_loader() -> None:
+@pytest.mark.parametrize("front", FRONTS)
+def test_loader_refuses_when_a_forked_process_iterates_it(front: str) -> None:
     """A child cannot take items away from its parent, neither of the running epoch nor by beginning another."""
-    with loader_of(IterableWrapper(range(6)).sharding_filter()) as loader:
+    with loader_of(IterableWrapper(range(6)).sharding_filter(), front=front) as loader:
         items = iter(loader)
         first = next(items)
 

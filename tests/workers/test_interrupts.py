@@ -13,8 +13,7 @@ from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from tests.kits.processes import children, in_child, wait_until
-from tests.kits.torchdata import needs_torchdata
-from tests.kits.workers_kit import loader_of
+from tests.kits.workers_kit import FRONTS, FRONTS_QUICK, engine_of, loader_of
 from torchdata_wds.workers.interrupts import ignore_interrupts, interrupts_held
 from torchdata_wds.workers.processes import pool as pools
 from torchdata_wds.workers.processes.link import WorkerLink
@@ -96,32 +95,36 @@ def interrupt(loader: Any, taken: int = 5) -> Iterator[Any]:
     return items
 
 
+@pytest.mark.parametrize("front", FRONTS_QUICK)
 @pytest.mark.parametrize("workers", [0, 2])
-def test_loader_gives_whole_epochs_when_it_was_interrupted(workers: int) -> None:
+def test_loader_gives_whole_epochs_when_it_was_interrupted(workers: int, front: str) -> None:
     """Workers live on, and the next epochs lack nothing."""
-    with loader_of(numbers(), workers) as loader:
+    with loader_of(numbers(), workers, front=front) as loader:
         for _ in range(2):
             interrupt(loader)
             assert list(loader) == [*range(60)]
     assert not children()
 
 
-@needs_torchdata
+@pytest.mark.parametrize("front", FRONTS)
 @pytest.mark.parametrize("workers", [0, 2])
-def test_iterator_says_so_when_it_was_interrupted(workers: int) -> None:
+def test_iterator_says_so_when_it_was_interrupted(workers: int, front: str) -> None:
     """What Python has ended in the middle does not look like the end of the epoch."""
-    with loader_of(numbers(), workers) as loader:
+    with loader_of(numbers(), workers, front=front) as loader:
         items = interrupt(loader)
-        with pytest.raises(RuntimeError, match=r"ended by Ctrl-C.*iterating over the loader again"):
+        with pytest.raises(
+            RuntimeError, match=r"ended by (Ctrl-C.*iterating over the loader again|KeyboardInterrupt: begin another)"
+        ):
             next(items)
         assert list(loader) == [*range(60)]
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("front", FRONTS)
 @pytest.mark.parametrize("context", ["spawn", "forkserver"])
-def test_loader_gives_whole_epochs_when_workers_were_interrupted_at_their_start(context: str) -> None:
+def test_loader_gives_whole_epochs_when_workers_were_interrupted_at_their_start(context: str, front: str) -> None:
     """A Ctrl-C in the first second meets workers that import what they need."""
-    with loader_of(numbers(), 2, multiprocessing_context=context) as loader:
+    with loader_of(numbers(), 2, front=front, multiprocessing_context=context) as loader:
         for delay in (0.1, 0.5, 1):
             threading.Timer(delay, press_ctrl_c).start()
             with pytest.raises(KeyboardInterrupt):
@@ -137,14 +140,17 @@ def stuck_once(item: Path | int) -> Path | int:
     return item
 
 
+@pytest.mark.parametrize("front", FRONTS_QUICK)
 @pytest.mark.parametrize("epoch", [False, True], ids=["", "wds_epoch"])
-def test_loader_gives_whole_epochs_when_a_source_was_stuck(epoch: bool, tmp_path: Path, monkeypatch: Any) -> None:
+def test_loader_gives_whole_epochs_when_a_source_was_stuck(
+    epoch: bool, front: str, tmp_path: Path, monkeypatch: Any
+) -> None:
     """A worker that does not come back from its item after Ctrl-C gives way to a new one."""
     monkeypatch.setattr(pools, "GRACE", 0.2)
     flag = tmp_path / "flag"
     items: list[Any] = [0, flag, *range(2, 20)]
     pipe = IterableWrapper(items).sharding_filter().map(stuck_once)
-    with loader_of(pipe.wds_epoch(20) if epoch else pipe) as loader:
+    with loader_of(pipe.wds_epoch(20) if epoch else pipe, front=front) as loader:
         presser = threading.Thread(target=lambda: wait_until(flag.exists) and press_ctrl_c())
         with pytest.raises(KeyboardInterrupt):
             presser.start()
@@ -155,8 +161,9 @@ def test_loader_gives_whole_epochs_when_a_source_was_stuck(epoch: bool, tmp_path
     assert not children()
 
 
+@pytest.mark.parametrize("front", FRONTS_QUICK)
 @pytest.mark.parametrize("epoch", [False, True], ids=["", "wds_epoch"])
-def test_loader_gives_whole_epochs_when_a_message_was_cut(epoch: bool, monkeypatch: Any) -> None:
+def test_loader_gives_whole_epochs_when_a_message_was_cut(epoch: bool, front: str, monkeypatch: Any) -> None:
     """An interrupt in the middle of a message leaves a connection that cannot be understood: its worker is replaced."""
     pipe = IterableWrapper(range(60)).sharding_filter()
     receive = Receiver.receive
@@ -165,10 +172,10 @@ def test_loader_gives_whole_epochs_when_a_message_was_cut(epoch: bool, monkeypat
         receive(receiver, timeout)
         raise KeyboardInterrupt
 
-    with loader_of(pipe.wds_epoch(60) if epoch else pipe) as loader:
+    with loader_of(pipe.wds_epoch(60) if epoch else pipe, front=front) as loader:
         items = iter(loader)
         next(items)
-        links = loader.reading_service._engine.graph.runs[0]._links
+        links = engine_of(loader).graph.runs[0]._links
         pids = [link._process.pid for link in links]
         with monkeypatch.context() as patch:
             patch.setattr(Receiver, "receive", receive_half)
@@ -179,14 +186,17 @@ def test_loader_gives_whole_epochs_when_a_message_was_cut(epoch: bool, monkeypat
     assert not children()
 
 
-@needs_torchdata
+@pytest.mark.parametrize("front", FRONTS)
 @pytest.mark.parametrize("is_seen", [True, False])
-def test_loader_gives_whole_epochs_when_workers_ended_before_they_began(is_seen: bool, monkeypatch: Any) -> None:
+def test_loader_gives_whole_epochs_when_workers_ended_before_they_began(
+    is_seen: bool, front: str, monkeypatch: Any
+) -> None:
     """A forked server starts workers that Ctrl-C may end while they import; whenever that is seen, others take over."""
-    with loader_of(IterableWrapper(range(20)).sharding_filter()) as loader:
+    with loader_of(IterableWrapper(range(20)).sharding_filter(), front=front) as loader:
         iter(loader)
-        loader._reset_iter = True  # the epoch was interrupted before its first item
-        for link in list(loader.reading_service._engine.graph.runs[0]._links):
+        # the epoch was interrupted before its first item
+        loader._reset_iter, loader._running = True, None
+        for link in list(engine_of(loader).graph.runs[0]._links):
             link._process.kill()
             link._process.join()
             link._answered.value = 0
@@ -198,9 +208,10 @@ def test_loader_gives_whole_epochs_when_workers_ended_before_they_began(is_seen:
     assert not children()
 
 
-def test_workers_end_when_shutdown_is_interrupted(monkeypatch: Any) -> None:
+@pytest.mark.parametrize("front", FRONTS)
+def test_workers_end_when_shutdown_is_interrupted(front: str, monkeypatch: Any) -> None:
     """No process is left when Ctrl-C comes while they are waited for."""
-    loader = loader_of(numbers())
+    loader = loader_of(numbers(), front=front)
     next(iter(loader))
     join = WorkerLink.join
     monkeypatch.setattr(WorkerLink, "join", lambda link: press_ctrl_c() or join(link))

@@ -1,4 +1,4 @@
-"""limit(n) and resume() of DataLoader2's iterator, as with torchdata's own services."""
+"""limit(n) and resume() of an iterator, as DataLoader2 has them with torchdata's own services."""
 
 import warnings
 from collections.abc import Iterator
@@ -6,8 +6,7 @@ from collections.abc import Iterator
 import pytest
 from torch.utils.data.datapipes.iter import IterableWrapper
 
-from tests.kits.torchdata import DataLoader2, WorkersReadingService
-from tests.kits.workers_kit import SIZES, items_of, loader_of, time_limit, uneven_pipe
+from tests.kits.workers_kit import FRONTS, SIZES, items_of, loader_of, resumed_loader, time_limit, uneven_pipe
 
 
 @pytest.fixture(autouse=True)
@@ -17,10 +16,11 @@ def _never_hang() -> Iterator[None]:
         yield
 
 
+@pytest.mark.parametrize("front", FRONTS)
 @pytest.mark.parametrize("workers", [0, 2])
-def test_iterator_stops_and_goes_on_when_it_is_limited(workers: int) -> None:
+def test_iterator_stops_and_goes_on_when_it_is_limited(workers: int, front: str) -> None:
     """Each resume gives as many items again, until the limit is taken away or the epoch ends."""
-    with loader_of(IterableWrapper(range(20)).sharding_filter(), workers) as loader:
+    with loader_of(IterableWrapper(range(20)).sharding_filter(), workers, front=front) as loader:
         items = iter(loader)
         items.limit(3)
         assert list(items) == [0, 1, 2]
@@ -33,11 +33,12 @@ def test_iterator_stops_and_goes_on_when_it_is_limited(workers: int) -> None:
         assert list(loader) == [*range(20)]
 
 
+@pytest.mark.parametrize("front", FRONTS)
 @pytest.mark.parametrize("workers", [0, 2])
-def test_prefetch_goes_on_when_it_was_paused(workers: int) -> None:
+def test_prefetch_goes_on_when_it_was_paused(workers: int, front: str) -> None:
     """A thread of the main process loses nothing by a pause."""
     pipe = IterableWrapper(range(30)).sharding_filter().join_workers().prefetch(4)
-    with loader_of(pipe, workers) as loader:
+    with loader_of(pipe, workers, front=front) as loader:
         items = iter(loader)
         items.limit(5)
         found = list(items)
@@ -47,10 +48,11 @@ def test_prefetch_goes_on_when_it_was_paused(workers: int) -> None:
         assert found == [*range(30)]
 
 
+@pytest.mark.parametrize("front", FRONTS)
 @pytest.mark.parametrize("workers", [0, 2])
-def test_state_is_exact_when_it_is_taken_at_a_limit(workers: int) -> None:
+def test_state_is_exact_when_it_is_taken_at_a_limit(workers: int, front: str) -> None:
     """The items after the limit come after resuming, in the same loader and in another one."""
-    with loader_of(uneven_pipe(), workers, seed=1) as loader:
+    with loader_of(uneven_pipe(), workers, front=front, seed=1) as loader:
         items = iter(loader)
         items.limit(7)
         first = list(items)
@@ -59,14 +61,14 @@ def test_state_is_exact_when_it_is_taken_at_a_limit(workers: int) -> None:
         items.resume()
         rest = list(items)
     assert sorted([*first, *rest]) == items_of(SIZES)
-    again = DataLoader2.from_state(state, WorkersReadingService(workers, seed=1))
-    assert list(again) == rest
-    again.shutdown()
+    with resumed_loader(state, uneven_pipe(), workers, front=front, seed=1) as again:
+        assert list(again) == rest
 
 
-def test_loader_says_so_when_an_epoch_begins_in_a_pause() -> None:
+@pytest.mark.parametrize("front", FRONTS)
+def test_loader_says_so_when_an_epoch_begins_in_a_pause(front: str) -> None:
     """Torchdata would end it at once, without an item."""
-    with loader_of(IterableWrapper(range(5)).sharding_filter()) as loader:
+    with loader_of(IterableWrapper(range(5)).sharding_filter(), front=front) as loader:
         items = iter(loader)
         items.limit(1)
         assert list(items) == [0]
@@ -76,10 +78,11 @@ def test_loader_says_so_when_an_epoch_begins_in_a_pause() -> None:
         assert list(loader) == [*range(5)]
 
 
-def test_loader_goes_on_after_a_limit_when_a_stage_knows_another_resume() -> None:
+@pytest.mark.parametrize("front", FRONTS)
+def test_loader_goes_on_after_a_limit_when_a_stage_knows_another_resume(front: str) -> None:
     """`wds_shuffle` has a method of that name, which is about states."""
     pipe = IterableWrapper(range(10)).join_workers().wds_shuffle(3)
-    with DataLoader2(pipe, reading_service=WorkersReadingService(0)) as loader:
+    with loader_of(pipe, 0, front=front) as loader:
         iterator = iter(loader)
         iterator.limit(3)
         found = list(iterator)

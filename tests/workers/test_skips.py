@@ -12,7 +12,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 
 from tests.kits.shards import text_samples, write_tar
 from tests.kits.torchdata import DataLoader2, WorkersReadingService
-from tests.kits.workers_kit import loader_of
+from tests.kits.workers_kit import FRONTS, FRONTS_QUICK, loader_of, skipped_by
 from torchdata_wds import StatefulPipeline, ignore_and_continue
 from torchdata_wds.handlers import SkipCounts, count_loss
 
@@ -86,12 +86,13 @@ def test_service_counts_the_running_epoch_when_it_is_asked_meanwhile(workers: in
         assert service.skipped() == LOST
 
 
+@pytest.mark.parametrize("front", FRONTS)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_log_has_one_line_when_an_epoch_lost_items(
-    workers: int, urls: list[str], caplog: pytest.LogCaptureFixture
+    workers: int, front: str, urls: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     """How many, which stages, which exceptions, and an example; again for each epoch."""
-    with loader_of(samples(urls), workers) as loader:
+    with loader_of(samples(urls), workers, front=front) as loader:
         for _ in range(2):
             list(loader)
     one, two = (record.getMessage() for record in caplog.records if record.name == LOGGER)
@@ -101,16 +102,17 @@ def test_log_has_one_line_when_an_epoch_lost_items(
     assert two.startswith(f"epoch 2 {counts}")
 
 
+@pytest.mark.parametrize("front", FRONTS)
 @pytest.mark.parametrize("workers", [0, 1])
 def test_log_is_silent_when_only_rules_left_items_out(
-    workers: int, urls: list[str], caplog: pytest.LogCaptureFixture
+    workers: int, front: str, urls: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     """A hidden file in each shard, or a function that returns None, is not worth a warning."""
     pipe = IterableWrapper(urls[:3]).sharding_filter().load_wds_shards().group_by_key()
-    with loader_of(pipe, workers) as loader:
+    with loader_of(pipe, workers, front=front) as loader:
         assert len(list(loader)) == 15
-        assert loader.reading_service.skipped() == {}
-        assert loader.reading_service.skipped(by_rule=True) == {"group_by_key()": {"hidden file": 3}}
+        assert skipped_by(loader) == {}
+        assert skipped_by(loader, by_rule=True) == {"group_by_key()": {"hidden file": 3}}
     assert not [record for record in caplog.records if record.name == LOGGER]
 
 
@@ -120,31 +122,34 @@ def broken(url: str) -> str:
     return url
 
 
+@pytest.mark.parametrize("front", FRONTS)
 @pytest.mark.parametrize("workers", [0, 2])
-def test_service_counts_once_when_all_workers_skip_the_same(workers: int, urls: list[str]) -> None:
+def test_loader_counts_once_when_all_workers_skip_the_same(workers: int, front: str, urls: list[str]) -> None:
     """Before a sharding filter every worker sees every item."""
     pipe = IterableWrapper(urls).wds_map(broken, handler=ignore_and_continue).sharding_filter()
-    with loader_of(pipe, workers) as loader:
+    with loader_of(pipe, workers, front=front) as loader:
         assert list(loader) == urls[:3]
-        assert loader.reading_service.skipped() == {"wds_map(broken)": {"OSError": 1}}
+        assert skipped_by(loader) == {"wds_map(broken)": {"OSError": 1}}
 
 
+@pytest.mark.parametrize("front", FRONTS_QUICK)
 @pytest.mark.parametrize("workers", [0, 2])
-def test_service_counts_each_epoch_when_streams_go_on(workers: int, urls: list[str]) -> None:
+def test_loader_counts_each_epoch_when_streams_go_on(workers: int, front: str, urls: list[str]) -> None:
     """Passes of wds_epoch go on from epoch to epoch, and counts begin anew with each."""
-    with loader_of(samples(urls).wds_epoch(30), workers) as loader:
+    with loader_of(samples(urls).wds_epoch(30), workers, front=front) as loader:
         totals = []
         for _ in range(3):
             assert len(list(loader)) == 30
-            totals.append(loader.reading_service.skipped()["wds_map(refuse_three)"]["ZeroDivisionError"])
+            totals.append(skipped_by(loader)["wds_map(refuse_three)"]["ZeroDivisionError"])
     assert all(8 <= total <= 14 for total in totals)  # three in nine samples, and what workers made ahead
 
 
-def test_service_counts_all_passes_when_an_epoch_has_several(urls: list[str]) -> None:
+@pytest.mark.parametrize("front", FRONTS)
+def test_loader_counts_all_passes_when_an_epoch_has_several(front: str, urls: list[str]) -> None:
     """A native cycle in the main process asks the workers again."""
-    with loader_of(samples(urls).join_workers().cycle(3)) as loader:
+    with loader_of(samples(urls).join_workers().cycle(3), front=front) as loader:
         assert len(list(loader)) == 27
-        assert loader.reading_service.skipped()["wds_map(refuse_three)"] == {"ZeroDivisionError": 9}
+        assert skipped_by(loader)["wds_map(refuse_three)"] == {"ZeroDivisionError": 9}
 
 
 def test_report_is_shared_when_the_service_is_copied(urls: list[str]) -> None:
@@ -182,7 +187,7 @@ def test_log_shows_few_kinds_when_there_are_many(caplog: pytest.LogCaptureFixtur
     pipe: Any = IterableWrapper(range(8))
     for number in range(8):
         pipe = pipe.wds_map(RefuseOne(number), handler=ignore_and_continue)
-    with caplog.at_level(logging.WARNING), loader_of(pipe, 0) as loader:
+    with caplog.at_level(logging.WARNING), loader_of(pipe, 0, front="loader") as loader:
         list(loader)
     (record,) = (record for record in caplog.records if record.name == LOGGER)
     assert "epoch 1 skipped 8 items" in record.getMessage()

@@ -21,7 +21,7 @@ from tests.kits.torchdata import (
     WorkersReadingService,
 )
 from tests.kits.workers_kit import run_script, time_limit
-from torchdata_wds import ShardFormatError, wds_collate
+from torchdata_wds import ShardFormatError, WdsLoader, wds_collate
 
 SIZES = (9, 6, 3, 0, 5, 7, 1)
 KEYS = text_keys(SIZES)
@@ -75,6 +75,17 @@ def workers(count: int, **options: Any) -> Callable[..., Iterator[list[str]]]:
     return served(lambda context: WorkersReadingService(count, multiprocessing_context=context, **options))
 
 
+def own(count: int) -> Callable[..., Iterator[list[str]]]:
+    """WdsLoader."""
+
+    def epochs(pipe: IterDataPipe[Any], context: str | None) -> Iterator[list[str]]:
+        with WdsLoader(pipe, count, multiprocessing_context=context) as loader:
+            for _ in range(3):
+                yield list(loader)
+
+    return epochs
+
+
 def stock(context: str | None) -> Any:
     """Torchdata's own service, as `join_workers` wants it."""
     return MultiProcessingReadingService(2, multiprocessing_context=context, main_prefetch_cnt=0)
@@ -94,10 +105,15 @@ RUNNERS: dict[str, tuple[Callable[..., Iterator[list[str]]], str | None]] = {
     "2 workers, spawn": (workers(2), "spawn"),
     "3 workers": (workers(3), "fork"),
     "9 workers": (workers(9), "fork"),
+    "WdsLoader, 0 workers": (own(0), None),
+    "WdsLoader, 3 workers": (own(3), "fork"),
+    "WdsLoader, 9 workers": (own(9), "fork"),
+    "WdsLoader, 2 workers, spawn": (own(2), "spawn"),
+    "WdsLoader, 2 workers, forkserver": (own(2), "forkserver"),
     "1 worker, spawn": (workers(1), "spawn"),
     "3 workers, spawn": (workers(3), "spawn"),
 }
-SLOW = {"1 worker, spawn", "2 workers, spawn", "3 workers, spawn", "stock service, spawn", "torch DataLoader, spawn"}
+SLOW = {"WdsLoader, 9 workers", "WdsLoader, 2 workers, forkserver", *(name for name in RUNNERS if "spawn" in name)}
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in RUNNERS])
@@ -154,13 +170,20 @@ def batches(urls: list[str]) -> IterDataPipe[Any]:
 
 
 @pytest.mark.parametrize(
-    "make", [lambda: stock("fork"), lambda: WorkersReadingService(2)], ids=["stock service", "our service"]
+    "make",
+    [
+        lambda pipe: DataLoader2(pipe, reading_service=stock("fork")),
+        lambda pipe: DataLoader2(pipe, reading_service=WorkersReadingService(2)),
+        lambda pipe: WdsLoader(pipe, 2),
+    ],
+    ids=["stock service", "our service", "WdsLoader"],
 )
-def test_rebatching_loses_nothing_when_workers_are_joined(make: Callable[[], Any], shards: list[str]) -> None:
+def test_rebatching_loses_nothing_when_workers_are_joined(make: Callable[[Any], Any], shards: list[str]) -> None:
     """Batches of 16 from the workers become shuffled batches of 20, with every sample once and whole."""
-    with time_limit(60), DataLoader2(batches(shards), reading_service=make()) as loader:
+    with time_limit(60), make(batches(shards)) as loader:
         for epoch in range(2):
-            loader.seed(epoch)
+            if isinstance(loader, DataLoader2):
+                loader.seed(epoch)
             found = list(loader)
             assert [len(batch[0]) for batch in found] == [20, 11]
             keys = [key for batch in found for key in batch[0]]

@@ -8,8 +8,7 @@ import pytest
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from tests.kits.processes import children
-from tests.kits.torchdata import needs_torchdata
-from tests.kits.workers_kit import loader_of
+from tests.kits.workers_kit import FRONTS, FRONTS_QUICK, loader_of
 from torchdata_wds.errors import DecodingError, ShardFormatError, ShardOpenError
 from torchdata_wds.workers.processes.worker import Failure
 
@@ -45,7 +44,7 @@ class LockedError(Exception):
         self.lock = threading.Lock()
 
 
-@needs_torchdata
+@pytest.mark.parametrize("front", FRONTS_QUICK)
 @pytest.mark.parametrize(
     ("kind", "error", "attributes"),
     [
@@ -56,9 +55,11 @@ class LockedError(Exception):
         ("key", KeyError, {}),
     ],
 )
-def test_service_keeps_type_and_attributes_when_a_worker_raises(kind: str, error: Any, attributes: Any) -> None:
-    """The exception comes as it was raised, with the worker's traceback as its cause; the loader is shut down."""
-    loader = loader_of(IterableWrapper(["fine", kind]).sharding_filter().map(one_of_each))
+def test_loader_keeps_type_and_attributes_when_a_worker_raises(
+    kind: str, error: Any, attributes: Any, front: str
+) -> None:
+    """The exception comes as it was raised, with the worker's traceback as its cause; DataLoader2 is shut down."""
+    loader = loader_of(IterableWrapper(["fine", kind]).sharding_filter().map(one_of_each), front=front)
     stream = iter(loader)
     assert next(stream) == "fine"
     with pytest.raises(error) as caught:
@@ -70,16 +71,20 @@ def test_service_keeps_type_and_attributes_when_a_worker_raises(kind: str, error
     assert "In worker 1 (pid" in text
     assert "in one_of_each" in text
     assert ("ValueError: the cause" in text) == (kind == "decode")
+    if front == "loader":
+        assert next(iter(loader)) == "fine"
+        loader.shutdown()
     assert not children()
-    with pytest.raises(RuntimeError, match="already been shut down"):
+    with pytest.raises(RuntimeError, match="shut down"):
         iter(loader)
 
 
+@pytest.mark.parametrize("front", FRONTS)
 @pytest.mark.parametrize(("kind", "name"), [("unpicklable", "LockedError")])
-def test_service_quotes_the_exception_when_it_cannot_travel(kind: str, name: str) -> None:
+def test_loader_quotes_the_exception_when_it_cannot_travel(kind: str, name: str, front: str) -> None:
     """An exception that does not survive pickling becomes a RuntimeError with its name, text and traceback."""
     with (
-        loader_of(IterableWrapper([kind]).sharding_filter().map(one_of_each), 1) as loader,
+        loader_of(IterableWrapper([kind]).sharding_filter().map(one_of_each), 1, front=front) as loader,
         pytest.raises(RuntimeError, match=rf"{name} in worker 0 \(pid \d+\)") as caught,
     ):
         list(loader)

@@ -16,7 +16,7 @@ from torch.utils.data import IterDataPipe, get_worker_info
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from tests.kits.processes import open_files
-from tests.kits.workers_kit import SIZES, items_of, loader_of, uneven_pipe
+from tests.kits.workers_kit import SIZES, engine_of, items_of, loader_of, uneven_pipe
 from torchdata_wds import wds_collate
 from torchdata_wds.workers.processes.messages import Receiver
 
@@ -121,7 +121,7 @@ def test_batches_come_whole_when_the_worker_keeps_and_repeats_them() -> None:
 
 
 def files_of_worker(loader: Any) -> int:
-    pid = loader.reading_service._engine.graph.runs[0]._links[0]._process.pid
+    pid = engine_of(loader).graph.runs[0]._links[0]._process.pid
     return len(list(Path(f"/proc/{pid}/fd").iterdir()))
 
 
@@ -256,7 +256,7 @@ def test_workers_end_when_the_program_handles_signals() -> None:
     try:
         with loader_of(IterableWrapper(range(4)), multiprocessing_context="fork") as loader:
             next(iter(loader))
-            process = loader.reading_service._engine.graph.runs[0]._links[0]._process
+            process = engine_of(loader).graph.runs[0]._links[0]._process
             process.terminate()
             process.join(5)
             assert process.exitcode == -signal.SIGTERM

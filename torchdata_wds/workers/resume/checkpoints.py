@@ -256,6 +256,8 @@ def unpack_streams(branch: IterDataPipe[Any], packed: Any, stream_seeds: Seeds, 
     elif any(counts):
         logger.warning("%s: the items before it are made again and dropped, because %s", place, obstacle)
     streams = Streams(len(counts), facts, continues=bool(chain.epochs))
+    # Workers that had ended get a turn too, for their streams to end here as well: wds_epoch goes on from there.
+    order = [*order, *(worker for worker in range(len(counts)) if worker not in order)]
     streams.turns, streams.restart = Turns(counts, order), (stream_seeds, obstacle is None)
     return streams
 

@@ -49,6 +49,11 @@ def row(sample: dict[str, Any]) -> tuple[Any, ...]:
     return sample["__key__"], sample.get("cls"), sample.get("draws")
 
 
+def marked_row(sample: dict[str, Any]) -> tuple[Any, ...]:
+    """A key, whether it is a repeated sample, and draws."""
+    return sample["__key__"], sample.get("__pad__", False), sample["draws"]
+
+
 def keys_of(items: Any) -> list[str]:
     """The keys of rows, and of batches of rows, in their order."""
     if isinstance(items, tuple) and isinstance(items[0], str):
@@ -119,6 +124,12 @@ def split(urls: list[str]) -> Any:
     return pipe.wds_shuffle(7, initial=3).wds_decode().map(augment).map(row).batch(3)
 
 
+def padded(urls: list[str]) -> Any:
+    """The same with some samples twice, which are marked; the shards must have indexes."""
+    pipe = IterableWrapper(urls).shuffle().split_shards(True, even="pad").load_wds_shards().group_by_key()
+    return pipe.wds_shuffle(7, initial=3).wds_decode().map(augment).map(marked_row).batch(3)
+
+
 def joined(urls: list[str]) -> Any:
     return samples(urls).wds_shuffle(7, initial=3).wds_decode().map(augment).join_workers().map(row).batch(3).map(twice)
 
@@ -142,6 +153,7 @@ GRAPHS: dict[str, Graph] = {
         resampled,
         filtered,
         split,
+        padded,
         joined,
         handled,
     )

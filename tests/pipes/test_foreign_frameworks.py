@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.kits.shards import write_text_shards
+from tests.kits.torchdata import is_installed
 from tests.kits.workers_kit import ROOT
 
 pytestmark = pytest.mark.slow
@@ -101,6 +102,7 @@ def run_ranks(program: str, folder: Path, ranks: int = 2, sizes: Any = SIZES, se
 ACCELERATE = """
 from accelerate import Accelerator
 from accelerate.utils import DataLoaderConfiguration
+from tests.kits.torchdata import is_installed
 
 def epoch_of(dataset, epochs=1, config=None, **options):
     accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(**config or {}))
@@ -116,6 +118,10 @@ def main():
     note("unshuffled", lambda: epoch_of(pipe_of(0), config={"dispatch_batches": False}, num_workers=2))
     note("pipeline-0", lambda: epoch_of(StatefulPipeline(pipe_of())))
     note("pipeline-2", lambda: epoch_of(StatefulPipeline(pipe_of()), epochs=2, num_workers=2))
+    if is_installed():
+        stateful = {"use_stateful_dataloader": True}
+        note("stateful", lambda: epoch_of(pipe_of(), epochs=2, config=stateful, num_workers=2))
+        note("resumable", lambda: epoch_of(StatefulPipeline(pipe_of()), epochs=2, config=stateful, num_workers=2))
     own = {"dispatch_batches": False}
     note("pipeline-own", lambda: epoch_of(StatefulPipeline(pipe_of()), config=own))
 
@@ -140,7 +146,8 @@ def test_frameworks_accelerate_loses_nothing_on_two_ranks(tmp_path: Path) -> Non
             assert "prepare()" in ranks.said(f"{mode}-{workers}")
     for case in ("spawn", "unshuffled", "pipeline-0"):
         ranks.check(case)
-    ranks.check("pipeline-2", times=2)
+    for case in ("pipeline-2", "stateful", "resumable") if is_installed() else ("pipeline-2",):
+        ranks.check(case, times=2)
     assert all("keeps 1 item of 2" in found for found in ranks.found("pipeline-own"))
 
 

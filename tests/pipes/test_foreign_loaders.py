@@ -153,6 +153,25 @@ def test_foreign_loaders_get_everything_when_workers_outlive_the_epoch(urls: lis
     loader._iterator._shutdown_workers()
 
 
+class Early(DataLoaderDispatcher):
+    """Starts the workers while it is made, as the one around a StatefulDataLoader does."""
+
+    def __init__(self, loader: Any) -> None:
+        self.iterator = iter(loader)
+        super().__init__(loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self.iterator
+
+
+Early.__name__ = "DataLoaderDispatcher"
+
+
+@pytest.mark.usefixtures("ranks")
+def test_foreign_loaders_get_everything_when_workers_start_early(urls: list[str]) -> None:
+    assert sorted(Early(DataLoader(samples(urls), batch_size=None, num_workers=2))) == KEYS
+
+
 @pytest.mark.usefixtures("ranks")
 def test_foreign_loaders_get_a_full_epoch_when_one_rank_reads_for_all(urls: list[str]) -> None:
     """wds_epoch counts for all ranks, since what it yields is dealt out among them."""

@@ -22,7 +22,7 @@ from torch.utils.data.datapipes.iter import ShardingFilter, Shuffler
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from torch.utils.data.graph_settings import get_all_graph_pipes
 
-from torchdata_wds.consumers import Place, graph_of, upstream
+from torchdata_wds.consumers import Place, graph_of, rank_place, upstream
 from torchdata_wds.errors import DivisionError
 from torchdata_wds.handlers import warn_once
 from torchdata_wds.pipes.chain_text import short_name
@@ -87,12 +87,13 @@ def dealer_on(frame: FrameType | None) -> Dealer | None:
     is_own = True
     for outer in all_frames(frame):
         is_own &= not is_border(outer)
-        if outer.f_code.co_name not in ("__iter__", "_fetch_batches"):
+        if outer.f_code.co_name not in ("__init__", "__iter__", "_fetch_batches"):
             continue
         loader = outer.f_locals.get("self")
         kind = type(loader).__name__
         if kind == "DataLoaderDispatcher":
-            ranks = getattr(getattr(loader, "state", None), "num_processes", 1)
+            # Around a StatefulDataLoader it starts the workers while it is made, before it knows its ranks.
+            ranks = getattr(getattr(loader, "state", None), "num_processes", rank_place().consumers)
         elif kind == "IterableDatasetShard" and is_own:
             ranks = getattr(loader, "num_processes", 1)
         else:
@@ -133,7 +134,7 @@ def heed_dealer(pipe: Any) -> None:
     if not dealer.is_only_reader:
         _agree(pipes, f"{dealer.epoch}/{earlier}", workers)
     _passes[root] = _Pass(iterator, earlier + 1)
-    if not workers.number:
+    if not workers.number and (changed or not dealer.is_only_reader):
         _warn_of(dealer)
 
 

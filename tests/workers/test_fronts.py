@@ -135,7 +135,7 @@ def test_fronts_agree_and_states_resume_in_another_process(urls: list[str], tmp_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(0, 48, 6))
+@pytest.mark.parametrize("first", range(0, 24, 6))
 def test_fronts_agree_and_states_resume_in_many_graphs(first: int, urls: list[str], tmp_path: Path) -> None:
     """The same with more graphs, and 3 workers too."""
     check_graphs(urls, [(number, seed) for number in range(first, first + 6) for seed in (number, None)], tmp_path)

@@ -50,6 +50,7 @@ class Engine:
         self.seed = None if seed is None else checked_int("seed", seed, 0, 2**64 - 1)
         self.ranks = RankDivision(ranks)
         self.epoch = 0  # how many epochs have begun
+        self._begun = 0  # the same, without one in whose `begin` Ctrl-C came or a worker was found dead
         self.in_epoch = False
         self.skips = EpochSkips()
         self.graph: Any = None  # a RunningGraph, once the work is divided
@@ -87,10 +88,11 @@ class Engine:
     def begin(self, draw: Draw, epoch: int | None = None) -> None:
         """Begins an epoch, the next one or number `epoch` from 0: seeds the graph, and starts the workers."""
         restored = self._restored
+        before = self._begun
         if restored is not None:
-            self.epoch = restored.epoch - restored.in_epoch
+            before = restored.epoch - restored.in_epoch
             self._stream_seeds = restored.stream_seeds
-        self.epoch = self.epoch if epoch is None else epoch
+        self.epoch = self._begun = before if epoch is None else epoch
         if self.seed is None:
             self._drawn, drawn = draw(restored.generator if restored is not None and restored.in_epoch else None)
             seeds = self._agree(drawn)
@@ -113,7 +115,7 @@ class Engine:
                 streams = unpack_streams(graph.part(), restored.streams, self._stream_seeds, self.epoch)
             streams.epoch = self.epoch - 1
             run.begin(graphs.seeds_of(number, seeds), streams)
-        self._restored = None  # only now, since Ctrl-C may come earlier
+        self._restored, self._begun = None, self.epoch  # only now, since Ctrl-C may come earlier
 
     def end(self) -> None:
         """Ends an epoch of which all items were taken; raises a RuntimeError if Ctrl-C has ended it."""
@@ -159,8 +161,16 @@ class Engine:
         if self._shards is None:
             self._shards = signatures.without_lists(signatures.describe_shards(*self.graph.branches))
         graph = self.graph
+        signature = {**self._signature, **self._shards}
+        if self._begun != self.epoch:
+            if self._begun and any(run.streams.continues for run in graph.runs):
+                raise RuntimeError(
+                    "a state cannot be taken now: the beginning of an epoch was interrupted, and where its wds_epoch "
+                    "goes on is known only once it has begun. Iterate over the loader again, and take the state then"
+                )
+            return Checkpoint(signature, self._begun, False, None, self._stream_seeds, None)
         return Checkpoint(
-            {**self._signature, **self._shards},
+            signature,
             self.epoch,
             self.in_epoch,
             self._drawn,

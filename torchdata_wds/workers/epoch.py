@@ -69,9 +69,11 @@ class Epoch(Generic[T]):
         self._items = itertools.chain([item], self._items)
         return True
 
-    def leave(self) -> None:
-        """Ends the epoch here, and its thread."""
+    def leave(self) -> Iterator[T]:
+        """Ends the epoch here, and its thread; returns the graph's items."""
         self.is_left = True
         if self._thread is not None:
             self._thread.close()
-        self._items = iter(())  # a generator in this process closes its files
+        source, self.source = self.source, iter(())
+        self._items = iter(())  # a generator in this process, which nobody refers to any longer, closes its files
+        return source

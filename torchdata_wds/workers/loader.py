@@ -135,8 +135,12 @@ class WdsLoader(Generic[T]):
             )
         running = self._running
         is_kept = running is not None and running.is_fresh and self._next_epoch in (None, self._engine.epoch - 1)
-        self._leave()
-        source = running.source if running is not None and is_kept else self._start()
+        if running is not None and is_kept:
+            source = running.leave()
+        else:
+            self._leave()
+            self._running = None
+            source = self._start()
         self._next_epoch = None
         pins = self.pin_memory and torch.cuda.is_available()
         self._running = Epoch(source, self._engine.num_workers if pins else None, device)
@@ -157,8 +161,8 @@ class WdsLoader(Generic[T]):
                     "dropped, and epoch %s begins with its first item",
                     *(epoch, position, epoch),
                 )
-        self._restored = None
         engine.begin(_draw, epoch)
+        self._restored = None  # only now, since Ctrl-C may come earlier
         return iter(engine.graph.end)
 
     def _is_at_end(self) -> bool:
@@ -220,11 +224,14 @@ class WdsLoader(Generic[T]):
     def _checkpoint(self, position: lightning.Position | None) -> Checkpoint:
         if self._restored is not None:
             return self._restored
-        if self._running is None:
+        engine, running = self._engine, self._running
+        if engine.graph is None:
             return Checkpoint({}, self._next_epoch or 0, False, None, None, None)
-        if position is not None and position.is_over and not self._running.has_more():
-            self._engine.end()
-        return lightning.checkpoint_at(position, self._engine, self._running.delivered)
+        if running is None:  # Ctrl-C came when an epoch began
+            return engine.checkpoint(0)
+        if position is not None and position.is_over and not running.has_more():
+            engine.end()
+        return lightning.checkpoint_at(position, engine, running.delivered)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Makes the next iteration resume from a state, and ends the current iterator.

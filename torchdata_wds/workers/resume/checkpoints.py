@@ -265,6 +265,8 @@ def unpack_streams(branch: IterDataPipe[Any], packed: Any, stream_seeds: Seeds, 
 def taken_by(end: DataPipe, front: DataPipe, delivered: int | None = None) -> int:
     """Returns how many items of `front` went into those delivered, by default all of `end`; RuntimeError if unknown."""
     taken: int = end._number_of_samples_yielded if delivered is None else delivered
+    if end is front:
+        return taken
     ((pipe, sources),) = traverse_dps(end).values()
     while pipe is not front:
         known = is_one_to_one(pipe) or is_torchdata(pipe, "FullSync")
@@ -288,5 +290,7 @@ def taken_by(end: DataPipe, front: DataPipe, delivered: int | None = None) -> in
 
 def has_epoch(end: Any, front: Any) -> bool:
     """Returns whether a ``wds_epoch`` follows the workers, in the main process."""
+    if end is front:
+        return False
     above = set(map(id, upstream(front)))
     return any(getattr(type(pipe), "cuts_epochs", False) and id(pipe) not in above for pipe in upstream(end))

@@ -1,0 +1,178 @@
+"""WdsLoader when a program does what it should not, or is interrupted: no item lost, no file or process left."""
+
+import gc
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.utils.data import IterDataPipe
+from torch.utils.data.datapipes.iter import IterableWrapper
+
+from tests.kits.processes import children, is_alive, open_files, wait_until
+from tests.kits.resume_kit import SMALL, shards_in
+from tests.kits.shards import text_keys
+from tests.kits.workers_kit import FRONTS, engine_of, loader_of, resumed_loader
+from torchdata_wds import WdsLoader
+from torchdata_wds.workers import engine as engines
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> IterDataPipe[Any]:
+    shards = IterableWrapper(shards_in(tmp_path, SMALL)).shuffle().sharding_filter()
+    return shards.load_wds_shards().group_by_key().map(itemgetter("__key__"))
+
+
+def interrupt(*_: Any) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("front", FRONTS)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_state_is_right_when_the_beginning_of_an_epoch_was_interrupted(
+    workers: int, front: str, keys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program that saves its state at Ctrl-C goes on with that epoch, and so does the loader itself."""
+    with loader_of(keys, workers, front=front, seed=1) as loader:
+        whole = [list(loader) for _ in range(3)]
+    for epoch in range(2):
+        with loader_of(keys, workers, front=front, seed=1) as loader:
+            assert [list(loader) for _ in range(epoch)] == whole[:epoch]
+            with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+                patch.setattr(engines, "seed_graph", interrupt)
+                iter(loader)
+            state = loader.state_dict()
+            assert [list(loader), list(loader)] == whole[epoch : epoch + 2]
+        with resumed_loader(state, keys, workers, front=front, seed=1) as again:
+            assert list(again) == whole[epoch]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_loaded_state_stays_when_the_beginning_of_its_epoch_was_interrupted(
+    workers: int, keys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing was taken from that epoch yet."""
+    with WdsLoader(keys, workers, seed=1) as loader:
+        items = iter(loader)
+        for _ in range(5):
+            next(items)
+        state = loader.state_dict()
+        rest = list(items)
+        loader.load_state_dict(state)
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(engines, "seed_graph", interrupt)
+            iter(loader)
+        assert loader.state_dict() == state
+        assert list(loader) == rest
+
+
+def test_state_is_refused_when_a_stream_was_interrupted_as_its_next_epoch_began(
+    keys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only its workers know where wds_epoch goes on; the next iteration asks them."""
+    with WdsLoader(keys.wds_epoch(10), 2, seed=1) as loader, monkeypatch.context() as patch:
+        assert len(list(loader)) == 10
+        patch.setattr(engines, "seed_graph", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            iter(loader)
+        with pytest.raises(RuntimeError, match="Iterate over the loader again"):
+            loader.state_dict()
+        patch.undo()
+        assert len(list(loader)) == 10
+        assert loader.state_dict()["epoch"] == 2
+
+
+def test_files_are_closed_when_an_epoch_is_left(keys: Any) -> None:
+    """By another epoch, a loaded state, and shutdown, though an iterator of it is kept."""
+    list(WdsLoader(keys))
+    loader = WdsLoader(keys, seed=1)
+    gc.collect()
+    gc.disable()  # by reference counts alone
+    try:
+        before = open_files(collect=False)
+        for leave in (loader.__iter__, lambda: loader.load_state_dict(loader.state_dict()), loader.shutdown):
+            items = iter(loader)
+            next(items)
+            assert open_files(collect=False) == before + 1
+            others = leave()
+            assert open_files(collect=False) == before
+            del others
+    finally:
+        gc.enable()
+
+
+def kill_worker(loader: Any) -> None:
+    killed = engine_of(loader).graph.runs[0]._links[1]._process.pid
+    os.kill(killed, signal.SIGKILL)
+    assert wait_until(lambda: not is_alive(killed))
+
+
+def test_loader_resumes_when_a_worker_died() -> None:
+    """In the middle of an epoch or between two: the state is that of the last item, and other workers go on."""
+    with WdsLoader(IterableWrapper(range(4000)).sharding_filter(), 2, seed=1) as loader:
+        items, found = iter(loader), []
+        found.append(next(items))
+        kill_worker(loader)
+        with pytest.raises(RuntimeError, match=r"worker 1 of 2 .* was killed by SIGKILL"):
+            found += items
+        loader.load_state_dict(loader.state_dict())
+        assert [*found, *loader] == [*range(4000)]
+        kill_worker(loader)
+        with pytest.raises(RuntimeError, match=r"worker 1 of 2 .* was killed by SIGKILL"):
+            list(loader)
+        state = loader.state_dict()
+        assert (state["epoch"], state["in_epoch"]) == (1, False)
+        loader.load_state_dict(state)
+        assert [*loader] == [*range(4000)]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_loader_is_whole_again_when_another_thread_took_its_items(workers: int, keys: Any) -> None:
+    """The thread gets an error in place of items that belong to the new iterator."""
+    errors: list[Exception] = []
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def iterate(loader: Any) -> None:
+        try:
+            for _ in loader:
+                begun.set()
+                goes_on.wait(60)
+        except RuntimeError as error:
+            errors.append(error)
+
+    with WdsLoader(keys, workers, seed=1) as loader:
+        thread = threading.Thread(target=iterate, args=(loader,))
+        thread.start()
+        assert begun.wait(60)
+        items = iter(loader)
+        goes_on.set()
+        thread.join(60)
+        assert "one iterator at a time" in str(errors)
+        assert sorted(items) == sorted(text_keys(SMALL))
+
+
+class Nested(IterDataPipe[Any]):
+    """Yields the items of a loader."""
+
+    def __init__(self, loader: WdsLoader[Any]) -> None:
+        self.loader = loader
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self.loader
+
+
+@pytest.mark.parametrize(("inner", "outer"), [(0, 0), (2, 0), (0, 2)])
+def test_loader_runs_inside_a_pipe(inner: int, outer: int, keys: Any) -> None:
+    """Of another loader, too, though not in its workers with workers of its own, which daemons may not have."""
+    with WdsLoader(keys, inner, seed=1) as loader:
+        assert sorted(Nested(loader)) == sorted(text_keys(SMALL))
+    pipe = Nested(WdsLoader(keys, inner, seed=1)).sharding_filter()
+    with WdsLoader(pipe, outer, seed=1) as loader:
+        assert sorted(loader) == sorted(loader) == sorted(text_keys(SMALL))
+    del pipe, loader
+    gc.collect()
+    assert not children()

@@ -343,8 +343,8 @@ def test_webdataset_takes_every_argument_of_webdatasets() -> None:
     theirs = inspect.signature(webdataset.WebDataset).parameters
     ours = inspect.signature(WebDataset).parameters
     assert set(theirs) <= set(ours)
-    documented = str(WebDataset.__doc__)
-    assert all(f"        {name}: " in documented for name in ours)
+    documented = str(inspect.getdoc(WebDataset))
+    assert all(f"\n    {name}: " in documented for name in ours)
 
 
 def only_text(name: str) -> bool:

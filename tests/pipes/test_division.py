@@ -68,6 +68,11 @@ def urls(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return write_text_shards(tmp_path_factory.mktemp("division"), SIZES)
 
 
+def in_forks(dataset: Any) -> DataLoader[Any]:
+    """Torch's loader with two workers that log where `said` reads, whatever Python's default for workers."""
+    return DataLoader(dataset, batch_size=None, num_workers=2, multiprocessing_context="fork")
+
+
 @pytest.fixture
 def said(tmp_path: Path) -> Iterator[Callable[[], list[str]]]:
     """What has been logged since this was called last, by forked workers too."""
@@ -594,7 +599,7 @@ def test_division_warns_when_code_asks_for_the_number_and_divides_nothing(
     urls: list[str], said: Callable[[], list[str]]
 ) -> None:
     """The graph was made before the workers were: each has the same."""
-    assert Counter(DataLoader(Seeds(samples(urls)), batch_size=None, num_workers=2)) == dict.fromkeys(KEYS, 2)
+    assert Counter(in_forks(Seeds(samples(urls)))) == dict.fromkeys(KEYS, 2)
     assert ["never told of the 2 workers" in message for message in said()] == [True]
 
 
@@ -890,7 +895,7 @@ def test_division_warns_when_only_the_process_that_forks_asks_for_the_number(
 ) -> None:
     """The stack of a forked worker begins with that of its parent, which divides nothing by asking."""
     assert get_worker_info() is None
-    assert len(list(DataLoader(unfiltered(urls), batch_size=None, num_workers=2))) == 2 * len(KEYS)
+    assert len(list(in_forks(unfiltered(urls)))) == 2 * len(KEYS)
     assert ["each sample comes several times" in message for message in said()] == [True]
 
 
@@ -905,10 +910,10 @@ def test_division_looks_at_the_graph_of_the_worker_when_a_pipe_waits_for_the_loa
     urls: list[str], said: Callable[[], list[str]]
 ) -> None:
     """A pipe that runs in the process which forks the workers is not part of their graph."""
-    loader = DataLoader(samples(urls), batch_size=None, num_workers=2)
+    loader = in_forks(samples(urls))
     assert sorted(IterableWrapper(loader, deepcopy=False).map(str)) == KEYS
     assert not said()
-    loader = DataLoader(mixed(urls), batch_size=None, num_workers=2)
+    loader = in_forks(mixed(urls))
     assert len(list(IterableWrapper(loader, deepcopy=False).map(str))) == len(KEYS) + 4
     assert ["only some branches of SampleMixer" in message for message in said()] == [True]
 

@@ -608,7 +608,8 @@ def test_wds_epoch_warns_when_workers_end_with_the_epoch(persists: bool, tmp_pat
     """Such workers give the first items in every epoch, which is never what is wanted."""
     handler = log_to(tmp_path / "log")
     try:
-        loader = dataloader(IterableWrapper(range(9)).sharding_filter().wds_epoch(4), 1, persistent_workers=persists)
+        pipe = IterableWrapper(range(9)).sharding_filter().wds_epoch(4)
+        loader = dataloader(pipe, 1, persistent_workers=persists, multiprocessing_context="fork")
         epochs = [list(loader), list(loader)]
         if persists:
             loader._iterator._shutdown_workers()

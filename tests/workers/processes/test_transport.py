@@ -3,6 +3,7 @@
 import gc
 import random
 import signal
+import socket
 import time
 from collections.abc import Iterator
 from multiprocessing import RawArray
@@ -16,7 +17,7 @@ from torch.utils.data import IterDataPipe, get_worker_info
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from tests.kits.processes import open_files
-from tests.kits.workers_kit import SIZES, engine_of, items_of, loader_of, uneven_pipe
+from tests.kits.workers_kit import SIZES, engine_of, items_of, loader_of, run_script, uneven_pipe
 from torchdata_wds import wds_collate
 from torchdata_wds.workers.processes.messages import Receiver
 
@@ -262,3 +263,47 @@ def test_workers_end_when_the_program_handles_signals() -> None:
             assert process.exitcode == -signal.SIGTERM
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def slow_tensor(number: int) -> torch.Tensor:
+    """A large tensor that the main process has to wait for."""
+    time.sleep(0.05)
+    return torch.full((50_000, 2), number)
+
+
+def test_batches_come_whole_when_sockets_have_a_default_timeout() -> None:
+    """The program's default for its own sockets does not reach the connections to workers."""
+    socket.setdefaulttimeout(30)
+    try:
+        with loader_of(IterableWrapper(range(6)).sharding_filter().map(slow_tensor)) as loader:
+            for _ in range(2):
+                assert [int(batch[-1, -1]) for batch in loader] == [*range(6)]
+    finally:
+        socket.setdefaulttimeout(None)
+
+
+def test_batches_come_whole_when_the_program_makes_tensors_elsewhere() -> None:
+    """The default device is that of the program's own tensors; batches stay on the CPU."""
+    with loader_of(IterableWrapper(range(4)).sharding_filter().map(slow_tensor)) as loader:
+        items = iter(loader)
+        found = [next(items)]
+        with torch.device("meta"):
+            found += items
+    assert [int(batch[-1, -1]) for batch in found] == [*range(4)]
+
+
+HOLDER = """
+import torch
+from torch.utils.data.datapipes.iter import IterableWrapper
+from torchdata_wds import WdsLoader
+tensors = [torch.full((50_000,), number) for number in range(4)]
+batches = iter(WdsLoader(IterableWrapper(tensors).sharding_filter(), 2))
+first, torch.second, cycle = next(batches), next(batches), [next(batches)]
+cycle.append(cycle)
+"""
+
+
+def test_the_program_ends_quietly_when_it_holds_batches() -> None:
+    """Shared memory that is held until the very end, by a module and by a cycle, is no trouble."""
+    done = run_script(HOLDER)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import errno
 import multiprocessing.forkserver
-import os
 import signal
 import socket
 from contextlib import suppress
@@ -14,7 +13,7 @@ from typing import Any, Final
 
 from torchdata_wds.pipes.resume_facts import Facts
 from torchdata_wds.workers.interrupts import interrupts_held
-from torchdata_wds.workers.processes.messages import Message, Receiver
+from torchdata_wds.workers.processes.messages import Message, Receiver, open_channel
 from torchdata_wds.workers.processes.shared_memory import Limits
 from torchdata_wds.workers.processes.worker import CHECK_INTERVAL, GRACE, NoticeBoard, Order, WorkerGraph, run_worker
 
@@ -148,7 +147,7 @@ class WorkerLink:
 
     def hang_up(self) -> None:
         """Shuts down the connection: the worker ends at its next use, and a thread waiting here wakes up."""
-        with socket.socket(fileno=os.dup(self._connection.fileno())) as channel, suppress(OSError):
+        with open_channel(self._connection) as channel, suppress(OSError):
             channel.shutdown(socket.SHUT_RDWR)
         self._credits.release()
 

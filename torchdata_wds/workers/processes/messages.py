@@ -3,7 +3,7 @@
 A message is one pickled `Envelope`. Two items, one of 300 bytes and one with an image of 1 MB, are sent as
 
     ends=[300, 500]                     where the pickle of each item ends in the first piece
-    pieces=[<500 bytes>, Span(3, ...)]  all pickles (in shared memory too, if large); then each large buffer
+    pieces=[<500 bytes>, (3, ...)]      all pickles (in shared memory too, if large); then each large buffer
     segments=[3], new=[3]               the segments in use; the descriptor of each new one follows the message
 
 Each message costs the worker a credit. It takes one before it makes the message's first item, and the main process
@@ -85,7 +85,8 @@ class _TensorPickler(ForkingPickler):
         # Not through numpy, which lacks some of torch's types.
         memory: Any = (ctypes.c_ubyte * (value.numel() * value.element_size())).from_address(value.data_ptr())
         memory.tensor = value  # keeps the tensor alive while its memory is referenced
-        return _tensor_of, (pickle.PickleBuffer(memory), value.dtype, tuple(value.shape), value.stride())
+        dtype = str(value.dtype).removeprefix("torch.")
+        return _tensor_of, (pickle.PickleBuffer(memory), dtype, tuple(value.shape), value.stride())
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
@@ -103,9 +104,10 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     return True
 
 
-def _tensor_of(buffer: Buffer, dtype: torch.dtype, size: tuple[int, ...], stride: tuple[int, ...]) -> torch.Tensor:
-    storage = torch.frombuffer(buffer, dtype=torch.uint8).untyped_storage()
-    return torch.empty(0, dtype=dtype).set_(storage, 0, size, stride)
+def _tensor_of(buffer: Buffer, dtype: str, size: tuple[int, ...], stride: tuple[int, ...]) -> torch.Tensor:
+    # Shaped in place, which is faster than making a tensor of the storage, and does not make a view.
+    tensor = torch.frombuffer(buffer, dtype=getattr(torch, dtype))
+    return tensor if len(size) == 1 else tensor.as_strided_(size, stride)
 
 
 # A message is sent once it has this many items or bytes, or this many seconds after its first item was started.
@@ -121,10 +123,18 @@ class Envelope(NamedTuple):
     turn: int  # the order that it answers
     is_last: bool  # whether it ends the stream
     ends: list[int]  # where the pickle of each item ends
-    pieces: list[Any]  # all pickles, then the large buffers of the items: bytes, or their places in shared memory
+    pieces: list[Any]  # all pickles, then the large buffers of the items: bytes, or the parts of a `Span`
     segments: list[int]  # the segments that hold pieces
     new: list[int]  # those whose descriptors follow
     facts: list[Any]  # what the graph reported while it made the items
+
+
+def open_channel(connection: Connection) -> socket.socket:
+    """Returns a socket of its own for a connection."""
+    channel = socket.socket(fileno=os.dup(connection.fileno()))
+    # ``socket.setdefaulttimeout`` would make both non-blocking.
+    channel.settimeout(None)
+    return channel
 
 
 class Sender:
@@ -191,14 +201,15 @@ class Sender:
         body, outside = self._packer.take()
         large = [memoryview(body)] if len(body) >= LARGE else []
         places, segments = self._segments.store([*large, *outside])
-        pieces: list[Any] = places if large else [body, *places]
-        pieces = [pickle.PickleBuffer(piece) if isinstance(piece, memoryview) else piece for piece in pieces]
+        # Plain tuples, since the first name of a class in a pickle is as slow to load as the rest of an envelope.
+        pieces: list[Any] = [] if large else [body]
+        pieces += [tuple(place) if isinstance(place, Span) else pickle.PickleBuffer(place) for place in places]
         new = [segment for segment in segments if segment.descriptor >= 0]
         used, untold = [segment.number for segment in segments], [segment.number for segment in new]
         envelope = Envelope(self._turn, is_last, ends, pieces, used, untold, self._facts())
         self._connection.send_bytes(pickle.dumps(tuple(envelope), pickle.HIGHEST_PROTOCOL))
         if new:
-            with socket.socket(fileno=os.dup(self._connection.fileno())) as channel:
+            with open_channel(self._connection) as channel:
                 socket.send_fds(channel, [b"d"], [segment.descriptor for segment in new])
             for segment in new:
                 segment.close_descriptor()
@@ -224,8 +235,7 @@ class Message:
         self._ends = envelope.ends
         self._taken = 0
         body, *outside = [
-            segments[piece.segment][piece.start : piece.stop] if isinstance(piece, Span) else piece
-            for piece in envelope.pieces
+            segments[piece[0]][piece[1] : piece[2]] if type(piece) is tuple else piece for piece in envelope.pieces
         ]
         self._body, self._outside = memoryview(body), iter(outside)
 
@@ -286,7 +296,7 @@ class Receiver:
     def _receive_segments(self, numbers: Sequence[int]) -> None:
         if not numbers:
             return
-        with socket.socket(fileno=os.dup(self._connection.fileno())) as channel:
+        with open_channel(self._connection) as channel:
             _, descriptors, flags, _ = socket.recv_fds(channel, 1, len(numbers))
         if len(descriptors) == len(numbers):
             for number, descriptor in zip(numbers, descriptors, strict=True):

@@ -207,9 +207,11 @@ class SegmentTable:
     def lease(self, number: int) -> memoryview:
         """Returns a segment's memory; the worker may use it again once that and all views of it are gone."""
         segment = self._segments[number]
+        # An array, because there are weak references to it, and every view of the memory keeps a reference to it.
         array: Array = np.frombuffer(segment, np.uint8)
-        # An array, because it can have a finalizer, and every view of the memory keeps a reference to it.
-        weakref.finalize(array, _give_back, segment, os.getpid(), fork_mark()).atexit = False
+        lease = _Lease(array, _give_back)
+        lease.segment, lease.owner, lease.mark = segment, os.getpid(), fork_mark()
+        _leases[id(lease)] = lease
         return memoryview(array)  # type: ignore[arg-type]  # mypy does not know that an array is a buffer
 
     def trim(self) -> None:
@@ -218,9 +220,22 @@ class SegmentTable:
             del self._segments[number]
 
 
-def _give_back(segment: mmap.mmap, owner: int, mark: int) -> None:
-    if os.getpid() == owner:  # a fork has copies of all references, and their finalizers
-        segment[0] = _SEEN_BY_FORK if has_forked_since(mark) else _FREE
+class _Lease(weakref.ref[Array]):
+    """Is called back when an array of a segment's memory is gone; ``weakref.finalize`` takes three times as long."""
+
+    __slots__ = ("mark", "owner", "segment")
+    segment: mmap.mmap
+    owner: int
+    mark: int
+
+
+_leases: dict[int, _Lease] = {}  # by their id; a weak reference must outlive what it refers to
+
+
+def _give_back(lease: _Lease) -> None:
+    del _leases[id(lease)]
+    if os.getpid() == lease.owner:  # a fork has copies of all references, and is called back too
+        lease.segment[0] = _SEEN_BY_FORK if has_forked_since(lease.mark) else _FREE
 
 
 def _address(data: memoryview) -> int:

@@ -2,11 +2,11 @@
 
 import json
 import signal
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.kits.framework_kit import SIZES, example, make_shards, run_ranks
 from tests.kits.torchdata import needs_torchdata
@@ -51,17 +51,16 @@ def test_two_ranks_resume_with_the_next_batch_when_they_were_killed(tmp_path: Pa
     script = example("Lightning") + RECORDER + KILLED
     for phase in ("whole", "first", "second"):
         for rank in run_ranks(script, tmp_path, phase, str(workers)):
-            killed = phase == "first"
-            assert rank.returncode == (-signal.SIGKILL if killed else 0), rank.stderr
+            assert rank.returncode == (-signal.SIGKILL if phase == "first" else 0), rank.stderr
+    saved = torch.load(tmp_path / "first/last.ckpt", weights_only=True)["loops"]["fit_loop"]["state_dict"]
+    assert [state["item"] for state in saved["combined_loader"][0]["ranks"]] == [5, 5]
     for rank in range(2):
         whole, first, second = (batches(tmp_path / f"{phase}-{rank}.jsonl") for phase in ("whole", "first", "second"))
         assert len(first) == 8
         assert first[:5] + second == whole
     joined = [batch for rank in range(2) for batch in batches(tmp_path / f"whole-{rank}.jsonl")]
     for epoch in range(2):
-        assert Counter(label for number, real in joined for label in real if number == epoch) == Counter(
-            range(sum(SIZES))
-        )
+        assert sorted(label for number, real in joined for label in real if number == epoch) == list(range(sum(SIZES)))
 
 
 CASES = """
@@ -141,6 +140,7 @@ for case, (kind, saved_at, options) in json.loads(sys.argv[1]).items():
 STEP = {"every_n_train_steps": 1}
 EPOCH = {"every_n_epochs": 1}
 FAILING = {"saving": {**EPOCH, "save_on_exception": True}, "fails_at": 7}
+VALIDATED = {"saving": {**EPOCH, "save_on_train_epoch_end": False}, "validates": True}
 #: The loader, the step whose checkpoint is resumed, and options. An epoch has 18 batches.
 KINDS: dict[str, tuple[str, int, dict[str, Any]]] = {
     "in the middle of an epoch": ("sized", 5, {"saving": STEP}),
@@ -157,6 +157,8 @@ KINDS: dict[str, tuple[str, int, dict[str, Any]]] = {
     "after an exception": ("sized", 7, FAILING),
     "after an exception without a length": ("unsized", 7, FAILING),
     "after validation within an epoch": ("sized", 6, {"saving": STEP, "validates": True, "val_check_interval": 6}),
+    "after validation at the end of an epoch": ("sized", 18, VALIDATED),
+    "after validation at the end of an epoch without a length": ("unsized", 18, VALIDATED),
     "with a length": ("length", 5, {"saving": STEP}),
     "in DataLoader2": ("DataLoader2", 5, {"saving": STEP}),
     "in StatefulDataLoader": ("StatefulPipeline", 5, {"saving": STEP}),
@@ -177,7 +179,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Any, Any]]
     "case", [pytest.param(case, marks=needs_torchdata if case.startswith("in DataL") else ()) for case in KINDS]
 )
 def test_run_resumes_with_the_next_batch_when_it_was_saved(case: str, runs: dict[str, tuple[Any, Any]]) -> None:
-    """Lightning's checkpoints of one device, at every moment at which it saves them."""
+    """Lightning's checkpoints of one device, at every moment at which it saves them.
+
+    DataLoader2 refused a state after ``iter()``, and a StatefulPipeline without a length lost the batch fetched ahead.
+    """
     whole, second = runs[case]
     assert second is not None, whole
     assert second == whole[KINDS[case][1] :]

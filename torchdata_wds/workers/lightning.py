@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
-from torchdata_wds.consumers import Place, distributed_place
+from torchdata_wds.consumers import distributed_place, rank_place
 from torchdata_wds.handlers import warn_once
 from torchdata_wds.workers.engine import Engine
 from torchdata_wds.workers.resume.checkpoints import Checkpoint
@@ -89,6 +89,17 @@ def skipped_state(loader: object) -> Any:
     return next((state for one, state in zip(stateful, states, strict=True) if one is loader), None)
 
 
+def is_dropped(loader: object, delivered: int) -> bool:
+    """Returns whether Lightning begins an epoch again of which it has `delivered` items, and trained on none.
+
+    It does after it has resumed at the end of an epoch and fetched ahead from the next one.
+    """
+    loop = _calling_loop("advance")
+    if loop is None or not any(one is loader for one in loop._combined_loader.flattened):
+        return False
+    return 0 < delivered == len(getattr(loop._data_fetcher, "batches", ()))
+
+
 def gathered(state: dict[str, Any]) -> dict[str, Any]:
     """Adds the states of all ranks, of which Lightning would save that of rank 0 only; all ranks call this."""
     if distributed_place() is None or dist.get_world_size() == 1 or _failed_alone():
@@ -101,7 +112,7 @@ def gathered(state: dict[str, Any]) -> dict[str, Any]:
 def own_state(state: Any) -> Any:
     """Returns this rank's part of a state that holds those of all ranks."""
     ranks = state.get("ranks") if isinstance(state, Mapping) else None
-    place = distributed_place() or Place()
+    place = rank_place()
     return ranks[place.number] if isinstance(ranks, list) and len(ranks) == place.consumers else state
 
 

@@ -110,6 +110,8 @@ class WdsLoader(Generic[T]):
     def __iter__(self) -> LoaderIterator[T]:
         if (state := lightning.skipped_state(self)) is not None:
             self.load_state_dict(state)
+        elif self._running is not None and lightning.is_dropped(self, self._running.delivered):
+            self.load_state_dict(self._checkpoint(lightning.Position(self._running.delivered)).to_plain())
         return self._begin(None)
 
     def prefetch_to_device(self, device: torch.device | str | int) -> LoaderIterator[T]:

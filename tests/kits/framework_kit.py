@@ -36,6 +36,19 @@ def make_shards(folder: Path) -> None:
         index_shard(path).save(f"{path}.index")
 
 
+def check_epochs(runs: list[list[list[tuple[int, bool]]]], workers: int, epochs: int = 2) -> None:
+    """Fails unless the ranks' first epochs have each label once, apart from those that are marked as repeated."""
+    assert len(runs[0]) == len(runs[1])
+    workers = max(workers, 1)
+    samples = -(-sum(SIZES) // (len(runs) * workers))  # of each worker
+    steps = workers * -(-samples // 8)
+    for epoch in range(epochs):
+        batches = [run[epoch * steps : (epoch + 1) * steps] for run in runs]
+        items = [item for rank in batches for batch in rank for item in batch]
+        assert sorted(label for label, is_pad in items if not is_pad) == list(range(sum(SIZES)))
+    assert runs[0][:steps] != runs[0][steps : 2 * steps]
+
+
 def run_ranks(
     script: str, folder: Path, *arguments: str, world: int = 2, seconds: int = 180
 ) -> list[subprocess.CompletedProcess[str]]:

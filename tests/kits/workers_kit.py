@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import multiprocessing
 import os
@@ -20,7 +21,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 from torch.utils.data.graph_settings import apply_random_seed, apply_sharding
 
 import torchdata_wds  # registers join_workers
-from tests.kits.torchdata import DataLoader2, WorkersReadingService, is_installed, skip_test
+from tests.kits.torchdata import DataLoader2, WorkersReadingService, is_installed, skip_test, uses_torchdata
 from torchdata_wds import WdsLoader
 
 assert torchdata_wds.JoinWorkers
@@ -168,5 +169,7 @@ def time_limit(seconds: int) -> Iterator[None]:
 
 def run_script(text: str, *arguments: str, seconds: int = 60) -> subprocess.CompletedProcess[str]:
     """Runs a Python script in a process of its own, warnings being errors."""
+    if not is_installed() and uses_torchdata(ast.parse(text)):
+        skip_test()
     command = [sys.executable, "-W", "error", "-c", text, *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=seconds, cwd=ROOT, check=False)

@@ -13,7 +13,7 @@ from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from tests.kits.processes import children, in_child, wait_until
-from tests.kits.workers_kit import FRONTS, FRONTS_QUICK, engine_of, loader_of
+from tests.kits.workers_kit import FRONTS, FRONTS_QUICK, engine_of, loader_of, resumed_loader
 from torchdata_wds.workers.interrupts import ignore_interrupts, interrupts_held
 from torchdata_wds.workers.processes import pool as pools
 from torchdata_wds.workers.processes.link import WorkerLink
@@ -117,6 +117,25 @@ def test_iterator_says_so_when_it_was_interrupted(workers: int, front: str) -> N
         ):
             next(items)
         assert list(loader) == [*range(60)]
+
+
+@pytest.mark.parametrize("front", FRONTS)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_state_is_that_of_the_last_item_when_an_epoch_was_interrupted(workers: int, front: str) -> None:
+    """A program that is stopped by Ctrl-C saves it, and another one goes on."""
+    found = []
+    with loader_of(numbers(3000), workers, front=front, seed=1) as loader:
+        items = iter(loader)
+        found.append(next(items))
+        with pytest.raises(KeyboardInterrupt):
+            threading.Timer(0.02, press_ctrl_c).start()
+            for item in items:
+                found.append(item)
+        state = loader.state_dict()
+    assert found == [*range(len(found))]
+    with resumed_loader(state, numbers(3000), workers, front=front, seed=1) as again:
+        items = iter(again)
+        assert [next(items) for _ in range(3)] == [*range(len(found), len(found) + 3)]
 
 
 @pytest.mark.slow

@@ -208,6 +208,11 @@ def test_state_before_the_first_epoch_begins_it(samples: Any) -> None:
         fresh.set_epoch(7)
         again.load_state_dict(fresh.state_dict())
         assert list(again) == list(loader)
+        for one in (loader, fresh):
+            list(one)
+            one.set_epoch(3)
+            again.load_state_dict(one.state_dict())
+            assert list(again) == list(one)
 
 
 def test_state_between_epochs_begins_the_next(samples: Any) -> None:

@@ -233,7 +233,8 @@ class WdsLoader(Generic[T]):
             return engine.checkpoint(0)
         if position is not None and position.is_over and not running.has_more():
             engine.end()
-        return lightning.checkpoint_at(position, engine, running.delivered)
+        checkpoint = lightning.checkpoint_at(position, engine, running.delivered)
+        return checkpoint if checkpoint.in_epoch else checkpoint._replace(epoch=self._next_epoch or checkpoint.epoch)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Makes the next iteration resume from a state, and ends the current iterator.

@@ -46,8 +46,8 @@ def graph_of(pattern: str, form: str, *, is_counted: bool) -> IterDataPipe[Any]:
 @contextmanager
 def running(pipe: IterDataPipe[Any], kind: str, workers: int) -> Iterator[Any]:
     """A loader of some kind, whose workers are ended behind the block."""
-    if kind == "service":
-        with loader_of(pipe, workers, timeout=60) as loader:
+    if kind != "dataloader":
+        with loader_of(pipe, workers, front=kind, timeout=60) as loader:
             yield loader
         return
     options: Any = {"persistent_workers": True, "timeout": 60} if workers else {}
@@ -73,7 +73,7 @@ def three_epochs(pipe: IterDataPipe[Any], kind: str, workers: int) -> list[list[
 @pytest.mark.parametrize("is_counted", [False, True], ids=["", "wds_epoch"])
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(("workers", "sizes"), SETTINGS, ids=lambda value: str(value).replace(" ", ""))
-@pytest.mark.parametrize("kind", ["service", "dataloader"])
+@pytest.mark.parametrize("kind", ["loader", "dataloader"])
 def test_epochs_are_right_or_say_why_not(
     kind: str, workers: int, sizes: tuple[int, ...], form: str, is_counted: bool, tmp_path: Path
 ) -> None:
@@ -105,7 +105,7 @@ def test_epochs_are_right_or_say_why_not(
             assert found == Counter(text_keys(sizes))
 
 
-@pytest.mark.parametrize("kind", ["service", "dataloader"])
+@pytest.mark.parametrize("kind", ["loader", "dataloader"])
 @pytest.mark.parametrize(("workers", "sizes"), SETTINGS[:2], ids=lambda value: str(value).replace(" ", ""))
 @pytest.mark.parametrize("form", ["split_shards", "split_shards by index"])
 def test_counted_epochs_are_passes_when_shards_are_split(
@@ -151,8 +151,8 @@ def with_worker(sample: dict[str, Any]) -> tuple[str, bool, int]:
 
 def rank_epochs(pipe: IterDataPipe[Any], kind: str, workers: int) -> list[list[Any]]:
     """Two epochs of a rank."""
-    if kind == "service":
-        with loader_of(pipe, workers, distributed=True, timeout=60) as loader:
+    if kind != "dataloader":
+        with loader_of(pipe, workers, front=kind, ranks="auto", timeout=60) as loader:
             return [list(loader) for _ in range(2)]
     loader = DataLoader(pipe, batch_size=None, num_workers=workers, collate_fn=as_it_is)
     return [list(iter(loader)) for _ in range(2)]
@@ -163,9 +163,9 @@ def rank_epochs(pipe: IterDataPipe[Any], kind: str, workers: int) -> list[list[A
     [
         ("service", 1, 3),
         ("service", 2, 1),
-        ("service", 3, 2),
-        ("service", 4, 0),
-        ("service", 4, 3),
+        ("loader", 3, 2),
+        ("loader", 4, 0),
+        ("loader", 4, 3),
         ("dataloader", 2, 2),
         ("dataloader", 3, 0),
     ],

@@ -89,9 +89,11 @@ def interrupt(loader: Any, taken: int = 5) -> Iterator[Any]:
     for _ in range(taken):
         next(items)
     with pytest.raises(KeyboardInterrupt):
-        threading.Timer(0.02, press_ctrl_c).start()
+        timer = threading.Timer(0.02, press_ctrl_c)
+        timer.start()
         for _ in items:
             pass
+        timer.join()  # so that it presses here at all events
     return items
 
 

@@ -13,7 +13,7 @@ import pytest
 from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
 
-from tests.kits.processes import children, is_alive, open_files, wait_until
+from tests.kits.processes import children, in_child, is_alive, open_files, wait_until
 from tests.kits.resume_kit import SMALL, shards_in
 from tests.kits.shards import text_keys
 from tests.kits.workers_kit import FRONTS, engine_of, loader_of, resumed_loader
@@ -153,6 +153,21 @@ def test_loader_is_whole_again_when_another_thread_took_its_items(workers: int, 
         thread.join(60)
         assert "one iterator at a time" in str(errors)
         assert sorted(items) == sorted(text_keys(SMALL))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_iterator_is_refused_in_a_forked_process(workers: int, keys: Any) -> None:
+    """Without workers too: there it would move the position in files that both processes have open."""
+    with WdsLoader(keys, workers, seed=1) as loader:
+        items = iter(loader)
+        begun = [next(items) for _ in range(2)]
+
+        def iterate() -> None:
+            with pytest.raises(RuntimeError, match="Make a separate loader in each process"):
+                next(items)
+
+        assert in_child(iterate) == 0
+        assert sorted([*begun, *items]) == sorted(text_keys(SMALL))
 
 
 class Nested(IterDataPipe[Any]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Iterator
 from typing import Generic, TypeVar
 
@@ -27,6 +28,7 @@ class Epoch(Generic[T]):
         self.is_over = False  # whether all items were delivered
         self.is_left = False
         self._error: BaseException | None = None
+        self._owner = os.getpid()
 
     @property
     def is_fresh(self) -> bool:
@@ -39,6 +41,11 @@ class Epoch(Generic[T]):
             raise RuntimeError(
                 "this iterator has ended, because the loader began another epoch, loaded a state or was shut down: a "
                 "WdsLoader has one iterator at a time"
+            )
+        if os.getpid() != self._owner:
+            raise RuntimeError(
+                f"this iterator belongs to process {self._owner}, from which this process was forked: iterating it "
+                "here would take items away there, and move in its open files. Make a separate loader in each process"
             )
         if self._error is not None:
             raise RuntimeError(

@@ -206,7 +206,8 @@ class WdsLoader(Generic[T]):
     def set_epoch(self, epoch: int) -> None:
         """Sets the number of the coming epoch, from 0; with a seed, its order depends on that.
 
-        Epochs count on from there. If a state in the middle of this very epoch was loaded, it is resumed.
+        Epochs count on from there. If a state in the middle of this very epoch was loaded, it is resumed. A stream that
+        ``wds_epoch`` cuts goes on from where it is, whatever the number.
         """
         self._next_epoch = checked_int("epoch", epoch, 0)
 

@@ -1,11 +1,15 @@
 """The manual's examples for training frameworks as scripts, and the shards they read."""
 
+import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 from tests.kits.shards import jpeg_bytes, sample_members, write_tar
 from tests.kits.workers_kit import ROOT
@@ -76,3 +80,54 @@ def run_ranks(
             process.kill()
             process.wait()
     return done
+
+
+#: A model that notes the labels it sees, without those of repeated samples, and that may kill its process.
+RECORDING_MODEL = """
+import json, os, signal, sys
+
+class Model(torch.nn.Module):
+    def __init__(self, file=os.devnull, kill_at=None):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.kill_at = torch.nn.Linear(3 * 12 * 16, 1), kill_at
+        self.seen, self.steps = open(file, "w"), 0
+
+    def note(self, labels, pad):
+        if self.steps == self.kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.steps += 1
+        print(json.dumps(labels[~pad].tolist()), file=self.seen, flush=True)
+
+    def scores(self, images):
+        return self.layer(images.flatten(1)).squeeze(1) / 1000
+"""
+
+
+def run_killed(script: str, folder: Path, *arguments: str) -> None:
+    """Runs a script as two ranks: whole, killed by SIGKILL, and resumed, as its first argument says."""
+    weights = {}  # what the script tells last
+    for phase in ("whole", "killed", "resumed"):
+        ranks = run_ranks(script, folder, phase, *arguments)
+        for rank in ranks:
+            assert rank.returncode == (-signal.SIGKILL if phase == "killed" else 0), rank.stderr
+        weights[phase] = [rank.stdout.splitlines()[-1:] for rank in ranks]
+    assert weights["resumed"] == weights["whole"]
+    assert weights["whole"][0] == weights["whole"][1] != []
+
+
+def check_joined(folder: Path, saved: int, killed: int) -> None:
+    """Two epochs had each sample once; the run killed after some batches goes on after those that were saved."""
+
+    def seen(phase: str) -> list[list[Any]]:
+        files = [folder / f"{phase}-{rank}.jsonl" for rank in range(2)]
+        return [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
+
+    whole = seen("whole")
+    for first, second, unbroken in zip(seen("killed"), seen("resumed"), whole, strict=True):
+        assert len(first) == killed
+        assert first[:saved] + second == unbroken
+    half = len(whole[0]) // 2
+    for epoch in (slice(half), slice(half, None)):
+        labels = [label for batches in whole for batch in batches[epoch] for label in batch]
+        assert Counter(labels) == Counter(range(sum(SIZES)))

@@ -15,7 +15,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 from torchdata_wds.checks import check_flags, checked_int
 from torchdata_wds.consumers import Place, Ranks, checked_ranks, upstream
 from torchdata_wds.pipes.seeds import Seeds
-from torchdata_wds.workers import lightning
+from torchdata_wds.workers import accelerate, lightning
 from torchdata_wds.workers.engine import Engine
 from torchdata_wds.workers.epoch import Epoch
 from torchdata_wds.workers.lengths import items_per_epoch
@@ -215,14 +215,16 @@ class WdsLoader(Generic[T]):
         """Returns where the loader is: after the last item delivered, or between epochs.
 
         The state is a small dict of plain values, which ``torch.load``, JSON and torch.distributed.checkpoint take.
-        Each rank saves its own. Lightning saves those of all ranks together, after the last batch trained on.
+        Each rank saves its own. In checkpoints of Lightning and Accelerate, which rank 0 writes, it holds those of all
+        ranks; that of Lightning is after the last batch trained on.
 
         Raises:
             RuntimeError: if a stage in the main process may hold items back, so that the position is unknown.
         """
         position = lightning.position()
         state = self._checkpoint(position).to_plain()
-        return state if position is None else lightning.gathered(state)
+        is_shared = position is not None or accelerate.is_saving()
+        return lightning.gathered(state) if is_shared else state
 
     def _checkpoint(self, position: lightning.Position | None) -> Checkpoint:
         if self._restored is not None:

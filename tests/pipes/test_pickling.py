@@ -162,6 +162,26 @@ def test_service_explains_when_a_worker_cannot_import_what_it_is_sent(tmp_path: 
     assert done.stdout.count("ended before it could begin") == done.stdout.count("into a module") == 2
 
 
+UNGUARDED = """
+import sys
+from torch.utils.data.datapipes.iter import IterableWrapper
+from torchdata_wds import WdsLoader
+list(WdsLoader(IterableWrapper([1, 2]), num_workers=1, multiprocessing_context=sys.argv[1]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("context", ["spawn", "forkserver"])
+def test_loader_explains_when_a_script_has_no_guard(context: str, tmp_path: Any) -> None:
+    """Workers import it, and from Python 3.14 on so does the server that forks them."""
+    script = tmp_path / "train.py"
+    script.write_text(UNGUARDED)
+    command = [sys.executable, str(script), context]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("RuntimeError: worker 0 of 1 ended before it could begin")
+
+
 def test_service_starts_forked_workers_when_functions_are_of_a_notebook(notebook: Callable[[Any], Any]) -> None:
     """A forked worker has them already."""
     pipe = IterableWrapper([1, 2]).wds_map(notebook(same))

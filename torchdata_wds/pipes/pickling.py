@@ -66,7 +66,8 @@ def check_functions(pipe: IterDataPipe[Any], caller: FrameType) -> None:
                 raise pickle.PicklingError(
                     f"{form_name(stage)} holds {kind} ({place}), which cannot be sent to another process: "
                     "DataLoader2, and workers started by spawn or forkserver, copy the graph with pickle. Use a "
-                    "function of a module (functools.partial(f, x=1) keeps arguments), or install dill"
+                    "function of a module (functools.partial(f, x=1) keeps arguments), install dill, or, if no "
+                    "DataLoader2 is used, start workers with multiprocessing_context='fork'"
                 )
 
 

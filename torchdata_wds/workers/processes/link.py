@@ -56,7 +56,7 @@ class WorkerLink:
                 self._process.start()
         except BaseException as error:
             self._connection.close()
-            if isinstance(error, BrokenPipeError):  # the process ended before it had read its graph
+            if isinstance(error, (BrokenPipeError, ConnectionResetError)):  # it, or its server, ended before it began
                 raise self._explained(error) from error
             raise
         finally:
@@ -175,8 +175,10 @@ class WorkerLink:
         if isinstance(error, OSError) and error.errno == errno.EMFILE:
             return error
         process = self._process
-        process.join(timeout=1)  # the exit code may take a moment
-        code = process.exitcode
+        code: int | None = 1  # its server ended, as it could not import the main module
+        if process.pid is not None:
+            process.join(timeout=1)  # the exit code may take a moment
+            code = process.exitcode
         if self._is_new and not self._answered.value and code == 1:
             return RuntimeError(
                 f"worker {self._number} of {self._workers} ended before it could begin: its traceback is above. "

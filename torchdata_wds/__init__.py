@@ -5,7 +5,7 @@ Importing the package registers its functional forms (``list_shards``, ``load_wd
 functional forms is first used.
 """
 
-import importlib
+import importlib.util
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -109,6 +109,9 @@ __all__ = [
     "SpecError", "DivisionError",
 ]  # fmt: skip
 
+
+if importlib.util.find_spec("torchdata") is None:
+    __all__.remove("WorkersReadingService")  # or `from torchdata_wds import *` would be an error
 
 #: What is imported when it is first used: it takes time, or torchdata.
 _LATER = {

@@ -22,15 +22,11 @@ from PIL import Image
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from torch.utils.data.graph_settings import apply_sharding
 
+from tests.kits import train_ddp
 from tests.kits.processes import is_alive, wait_until
 from tests.kits.shards import sample_members, write_tar
-from tests.kits.torchdata import skip_module
 from tests.kits.workers_kit import ROOT
 from torchdata_wds import index_shard
-
-skip_module()  # the example has DataLoader2
-
-from tests.kits import train_ddp  # noqa: E402
 
 #: Shards of uneven size; their samples do not divide by two ranks of two workers.
 SIZES = (17, 2, 21, 5, 8)

@@ -140,7 +140,7 @@ def checked_ranks(ranks: Ranks) -> Place | None:
 
     Raises:
         TypeError: if it is none of ``"auto"``, ``(rank, size)``, a ProcessGroup and a DeviceMesh.
-        ValueError: if the rank is not below the size, the process is not in the group, or the mesh has several
+        ValueError: if the rank is not below the size, the process is not in the group or mesh, or a mesh has several
             dimensions.
     """
     if isinstance(ranks, str) and ranks == "auto":
@@ -156,6 +156,8 @@ def checked_ranks(ranks: Ranks) -> Place | None:
                 f"ranks= takes one dimension of a DeviceMesh, not all of {tuple(ranks.mesh_dim_names or ())}: pass the "
                 "data-parallel one, as mesh['dp']; several that are data-parallel are first made one by mesh._flatten()"
             )
+        if not ranks.get_coordinate():
+            raise ValueError("ranks= is a DeviceMesh that this process does not belong to: pass its own mesh")
         return Place(ranks.size(), ranks.get_local_rank())
     distributed = torch.distributed
     if distributed.is_available() and isinstance(ranks, distributed.ProcessGroup):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from tests.kits.ranks import ranks_of, run_ranks
@@ -66,7 +66,8 @@ def run_groups(folder: str, kind: str) -> None:
             "single, unseeded": items_of(own, None),
             "single": items_of(own, 7),
         }
-        for name, ranks in (("outsider", first), ("whole mesh", mesh)):
+        half = DeviceMesh("cpu", [0, 1])
+        for name, ranks in (("outsider", first), ("outsider of a mesh", half), ("whole mesh", mesh)):
             try:
                 found[name] = items_of(ranks, 7)
             except ValueError as error:
@@ -92,7 +93,9 @@ def test_groups_of_every_size_are_divided_or_refused(kind: str, tmp_path: Path) 
         assert sorted(one["single"]) == NUMBERS
         assert "takes one dimension of a DeviceMesh, not all of ('replicate', 'shard')" in one["whole mesh"]
     assert found[0]["outsider"] == found[0]["single"]
-    assert all("this process does not belong to" in one["outsider"] for one in found[1:])
+    assert all("a process group that this process does not belong to" in one["outsider"] for one in found[1:])
+    assert sorted(found[0]["outsider of a mesh"] + found[1]["outsider of a mesh"]) == NUMBERS
+    assert all("a DeviceMesh that this process does not belong to" in one["outsider of a mesh"] for one in found[2:])
 
 
 # -------------------------------------------------------------------------------------------------- states on the disk

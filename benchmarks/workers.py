@@ -1,43 +1,65 @@
-"""Samples per second out of worker processes: `WorkersReadingService` and torch's own DataLoader, 1 and 2 workers.
+"""Samples per second out of worker processes, and what a step costs the main process: ours, and torch's DataLoader.
 
-    python benchmarks/workers.py [--quick] [--json FILE] [--chart FILE]
+    python benchmarks/workers.py [--quick] [--table speed|steps] [--json FILE] [--chart FILE]
 
-Both run the same graph, per item and with `.batch(n).collate(wds_collate)` in the workers. Workers are started and run
-one epoch before anything is timed. Each timed epoch is measured from its fifth item to its last, so that what was
-prefetched, and starting the epoch, is left out for both.
+Ours are `WdsLoader` and `WorkersReadingService`. All run the same graphs.
+
+The first table has 1 and 2 workers, per item and with `.batch(n).collate(wds_collate)` in the workers. Workers are
+started and run one epoch before anything is timed. Each timed epoch is measured from its fifth item to its last, so
+that what was prefetched, and starting the epoch, is left out for all.
+
+The second has the time of `next()` for batches of 10 MB that two workers have made ahead: the CPU time of the main
+thread, on which other programs have less influence, and the whole time. Either several batches are taken one after the
+other, or the main thread computes for 20 ms before each one, after which the processor's caches hold nothing of the
+loader.
 """
 
 from __future__ import annotations
 
 import argparse
+import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from functools import partial
+from statistics import median
 from typing import Any, NamedTuple
 
 import torch
-from harness import Contender, compare, finish, parse, run_rounds, timed_from
+from harness import Contender, Run, compare, finish, parse, run_rounds, timed_from
 from report import Report, Row, Table
 from shards import make_shards
 from torch.utils.data import DataLoader, IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
 
-from torchdata_wds import WorkersReadingService, wds_collate
+from torchdata_wds import WdsLoader, WorkersReadingService, wds_collate
 from torchdata_wds.workers.service import DataLoader2
 
 WORKERS = (1, 2)
 AHEAD = 4  # items that two workers make ahead
-OURS, TORCH = "ours", "DataLoader"
+LOADER, SERVICE, TORCH = "ours: WdsLoader", "ours: service", "DataLoader"
 COLUMNS = {
     "kind": "{kind}",
     "contender": "{contender}",
     "samples/s": "{samples_per_second:,.0f}",
     "µs/sample": "{microseconds:,.1f}",
-    "ours ÷ it": "{ratio:.2f}",
+    "WdsLoader ÷ it": "{ratio:.2f}",
     "by round": "{lowest:.2f}-{highest:.2f}",
     "÷ 1 worker": "{scaling:.2f}",
 }
-TITLE = "Workers: medians, ratios of medians to ours with as many workers, and to the same with one"
+TITLE = "Workers: medians, ratios of medians to WdsLoader with as many workers, and to the same with one"
+BATCH = 10 << 20  # bytes
+READY = 8  # batches that each worker makes ahead
+IN_A_ROW = 12  # fewer than both have made
+WARM = 2 * READY  # steps in which memory is taken for the first time
+STEP_COLUMNS = {
+    "kind": "{kind}",
+    "contender": "{contender}",
+    "CPU µs/step": "{microseconds:,.0f}",
+    "µs/step": "{wall:,.0f}",
+    "it ÷ WdsLoader": "{ratio:.2f}",
+    "by round": "{lowest:.2f}-{highest:.2f}",
+}
+STEP_TITLE = "A step in the main process: medians of steps and rounds, and ratios of the CPU time"
 
 
 class Case(NamedTuple):
@@ -94,13 +116,11 @@ def _batched(graph: IterDataPipe[Any], size: int) -> IterDataPipe[Any]:
 def measure(kind: str, case: Case, rounds: int) -> list[Row]:
     """The rows of one kind."""
     with ExitStack() as stack:
-        loaders: dict[str, Iterable[Any]] = {}
-        for workers in WORKERS:
-            service = WorkersReadingService(workers)
-            loaders[_name(OURS, workers)] = stack.enter_context(DataLoader2(case.graph, reading_service=service))
-            loaders[_name(TORCH, workers)] = DataLoader(
-                case.graph, batch_size=None, num_workers=workers, persistent_workers=True
-            )
+        loaders = {
+            _name(contender, workers): loader
+            for workers in WORKERS
+            for contender, loader in loaders_of(case.graph, workers, stack).items()
+        }
         contenders = [
             Contender(name, partial(timed_from, AHEAD, loader, case.size)) for name, loader in loaders.items()
         ]
@@ -109,23 +129,89 @@ def measure(kind: str, case: Case, rounds: int) -> list[Row]:
         runs = run_rounds(kind, contenders, rounds)
     rows = []
     for workers in WORKERS:
-        rows += compare(kind, {name: runs[name] for name in (_name(OURS, workers), _name(TORCH, workers))})
-    alone = {row["contender"].partition(",")[0]: row["samples_per_second"] for row in rows[:2]}
+        rows += compare(kind, {_name(name, workers): runs[_name(name, workers)] for name in (LOADER, SERVICE, TORCH)})
+    alone = {row["contender"].partition(",")[0]: row["samples_per_second"] for row in rows[: len(rows) // len(WORKERS)]}
     for row in rows:
         row["scaling"] = row["samples_per_second"] / alone[row["contender"].partition(",")[0]]
     return rows
+
+
+def loaders_of(graph: IterDataPipe[Any], workers: int, stack: ExitStack, ahead: int = 2) -> dict[str, Iterable[Any]]:
+    """The loaders of a graph, whose workers run until the stack is closed."""
+    service = WorkersReadingService(workers, prefetch_factor=ahead)
+    return {
+        LOADER: stack.enter_context(WdsLoader(graph, workers, prefetch_factor=ahead)),
+        SERVICE: stack.enter_context(DataLoader2(graph, reading_service=service)),
+        TORCH: DataLoader(graph, batch_size=None, num_workers=workers, persistent_workers=True, prefetch_factor=ahead),
+    }
 
 
 def _name(loader: str, workers: int) -> str:
     return f"{loader}, {workers} worker{'s' * (workers > 1)}"
 
 
+def make_batch(number: int) -> torch.Tensor:
+    """A batch of images."""
+    return torch.full((BATCH // (3 << 16), 3, 256, 256), number % 256, dtype=torch.uint8)
+
+
+def rest(step: int) -> None:
+    """Waits now and then until the workers have made batches."""
+    if step % IN_A_ROW == 0:
+        time.sleep(0.5)
+
+
+def compute(step: int) -> None:  # noqa: ARG001  (as `rest`)
+    """Computes for 20 ms."""
+    weights = torch.ones(256, 256) / 256
+    end = time.perf_counter() + 0.02
+    while time.perf_counter() < end:
+        weights = torch.tanh(weights @ weights)
+
+
+PAUSES = {"10 MB, in a row": rest, "10 MB, computing before each": compute}
+
+
+def measure_steps(kind: str, steps: int, rounds: int) -> list[Row]:
+    """The rows of one way to spend the time between steps."""
+    graph = IterableWrapper(range(WARM + steps)).sharding_filter().map(make_batch)
+    walls: dict[str, list[float]] = {}
+    with ExitStack() as stack:
+        loaders = loaders_of(graph, 2, stack, READY)
+        contenders = [
+            Contender(name, partial(timed_steps, loader, steps, PAUSES[kind], walls.setdefault(name, [])))
+            for name, loader in loaders.items()
+        ]
+        rows = compare(kind, run_rounds(kind, contenders, rounds))
+    return [{**row, "wall": 1e6 * median(walls[row["contender"]])} for row in rows]
+
+
+def timed_steps(loader: Iterable[Any], steps: int, pause: Callable[[int], None], walls: list[float]) -> Run:
+    """Measures the steps of an epoch: a run of one step that took the median CPU time; adds the median whole time."""
+    items, times = iter(loader), []
+    for step in range(WARM + steps):
+        pause(step)
+        cpu, wall = time.thread_time(), time.perf_counter()
+        batch = next(items)  # frees the one before
+        times.append((time.thread_time() - cpu, time.perf_counter() - wall))
+        assert batch.nbytes > BATCH // 2
+    assert next(items, None) is None
+    cpus, whole = zip(*times[WARM:], strict=True)
+    walls.append(median(whole))
+    return Run(median(cpus), 1)
+
+
 def main() -> None:
-    """Measures every graph."""
-    arguments = parse(__doc__, rounds=5)
+    """Measures every graph, and steps."""
+    arguments = parse(__doc__, rounds=5, add=lambda parser: parser.add_argument("--table", choices=("speed", "steps")))
     report = Report("workers", quick=arguments.quick)
-    rows = [row for kind, case in cases(arguments).items() for row in measure(kind, case, arguments.rounds)]
-    report.tables.append(Table(TITLE, COLUMNS, rows, "samples_per_second", "samples/s"))
+    if arguments.table != "steps":
+        rows = [row for kind, case in cases(arguments).items() for row in measure(kind, case, arguments.rounds)]
+        report.tables.append(Table(TITLE, COLUMNS, rows, "samples_per_second", "samples/s"))
+    if arguments.table != "speed":
+        steps = IN_A_ROW if arguments.quick else 10 * IN_A_ROW
+        rows = [row for kind in PAUSES for row in measure_steps(kind, steps, arguments.rounds)]
+        report.tables.append(Table(STEP_TITLE, STEP_COLUMNS, rows, "microseconds", "CPU µs/step"))
     finish(report, arguments)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 TEXT = ("text", "text, pax", "text.tar.gz")
-FOUR_LOADERS = ("ours, 1 worker", "DataLoader, 1 worker", "ours, 2 workers", "DataLoader, 2 workers")
+LOADERS = ("ours: WdsLoader", "ours: service", "DataLoader")
 
 pytestmark = pytest.mark.slow
 
@@ -73,14 +73,20 @@ def test_decode_compares_each_decoder_and_the_overhead(shards: Path, tmp_path: P
     assert ("DALI" in content["left_out"]) is not any("DALI" in contender for _, contender in rows(content))
 
 
-def test_workers_compares_one_and_two_workers(shards: Path, tmp_path: Path) -> None:
-    """Both loaders run each graph, per item and batched, with one worker and with two."""
+def test_workers_compares_one_and_two_workers_and_steps(shards: Path, tmp_path: Path) -> None:
+    """All loaders run each graph, per item and batched, with one worker and with two; then come single steps."""
     printed, content = run("workers.py", shards, tmp_path)
     check_table(printed, content)
     kinds = {kind for kind, _ in rows(content)}
-    assert rows(content) == {(kind, name) for kind in kinds for name in FOUR_LOADERS}
-    assert {kind.partition(",")[0] for kind in kinds} == {"small tensors", "text", "images to rgb8"}
-    assert sum("per item" in kind for kind in kinds) == 2
+    steps = {kind for kind in kinds if kind.startswith("10 MB")}
+    graphs = kinds - steps
+    names = [f"{loader}, {workers}" for loader in LOADERS for workers in ("1 worker", "2 workers")]
+    assert rows(content) == {(kind, name) for kind in graphs for name in names} | {
+        (kind, name) for kind in steps for name in LOADERS
+    }
+    assert {kind.partition(",")[0] for kind in graphs} == {"small tensors", "text", "images to rgb8"}
+    assert sum("per item" in kind for kind in graphs) == 2
+    assert len(steps) == 2
 
 
 def test_memory_compares_a_large_shard_with_a_small_one(shards: Path, tmp_path: Path) -> None:

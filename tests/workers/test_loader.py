@@ -347,7 +347,7 @@ def test_more_items_than_the_length_given_are_told(caplog: Any) -> None:
 def test_workers_end_when_the_loader_is_shut_down_or_forgotten() -> None:
     """By the block, by shutdown(), and when nobody refers to loader and iterator any longer."""
     before = set(children())
-    with WdsLoader(numbers(), 2) as loader:
+    with WdsLoader(numbers(), 2, multiprocessing_context="fork") as loader:
         next(iter(loader))
         assert len(set(children()) - before) == 2
     assert set(children()) == before
@@ -355,7 +355,7 @@ def test_workers_end_when_the_loader_is_shut_down_or_forgotten() -> None:
     for call in (lambda: iter(loader), lambda: loader.load_state_dict({})):
         with pytest.raises(RuntimeError, match="shut down"):
             call()
-    items = iter(WdsLoader(numbers(), 2))
+    items = iter(WdsLoader(numbers(), 2, multiprocessing_context="fork"))
     next(items)
     gc.disable()  # by reference counts alone
     try:

@@ -21,13 +21,15 @@ import logging
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 
 class Recorder(Classifier):
-    def __init__(self, file, kill_at=None):
+    def __init__(self, file, kill_at=None, kill_by=signal.SIGKILL):
         super().__init__()
+        self.kill_by = kill_by
         self.seen, self.kill_at = open(file, "w"), kill_at
 
     def training_step(self, batch):
         if self.trainer.global_step == self.kill_at:
-            os.kill(os.getpid(), signal.SIGKILL)
+            self.kill_at = None
+            os.kill(os.getpid(), self.kill_by)
         real = [label for label, is_pad in zip(batch["label"].tolist(), batch["pad"].tolist()) if not is_pad]
         print(json.dumps([self.trainer.current_epoch, real]), file=self.seen, flush=True)
         return self.layer(batch["image"].flatten(1)).mean()
@@ -35,7 +37,7 @@ class Recorder(Classifier):
 
 KILLED = """
 phase, workers = sys.argv[1:]
-model = Recorder(f"{phase}-{os.environ['RANK']}.jsonl", 8 if phase == "first" else None)
+model = Recorder(f"{phase}-{os.environ['RANK']}.jsonl", 6 if phase == "first" else None)
 fit(model, phase, "first/last.ckpt" if phase == "second" else None, int(workers))
 """
 
@@ -56,11 +58,30 @@ def test_two_ranks_resume_with_the_next_batch_when_they_were_killed(tmp_path: Pa
     assert [state["item"] for state in saved["combined_loader"][0]["ranks"]] == [5, 5]
     for rank in range(2):
         whole, first, second = (batches(tmp_path / f"{phase}-{rank}.jsonl") for phase in ("whole", "first", "second"))
-        assert len(first) == 8
+        assert len(first) == 6
         assert first[:5] + second == whole
     joined = [batch for rank in range(2) for batch in batches(tmp_path / f"whole-{rank}.jsonl")]
     for epoch in range(2):
         assert sorted(label for number, real in joined for label in real if number == epoch) == list(range(sum(SIZES)))
+
+
+def test_two_ranks_resume_with_the_next_batch_when_sigterm_ended_them(tmp_path: Path) -> None:
+    """The checkpoint that Lightning saves then holds the states of both; the step under way is finished first."""
+    make_shards(tmp_path)
+    code = example("Lightning").replace(
+        "every_n_train_steps=5, save_last=True", "save_on_exception=True, filename='last'"
+    )
+    script = code + RECORDER + KILLED.replace("else None)", "else None, signal.SIGTERM)", 1)
+    for phase in ("first", "second"):
+        for rank in run_ranks(script, tmp_path, phase, "0"):
+            assert rank.returncode == 0, rank.stderr
+    runs = [[batches(tmp_path / f"{phase}-{rank}.jsonl") for rank in range(2)] for phase in ("first", "second")]
+    assert [len(run) for run in runs[0]] == [7, 7]
+    for epoch in range(2):
+        seen = sorted(
+            label for run in runs for rank in run for number, real in rank for label in real if number == epoch
+        )
+        assert seen == list(range(sum(SIZES)))
 
 
 CASES = """

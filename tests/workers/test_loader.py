@@ -17,7 +17,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 from tests.kits.processes import children
 from tests.kits.shards import text_samples, write_tar
 from torchdata_wds import WdsLoader, ignore_and_continue
-from torchdata_wds.workers import epoch as epochs
+from torchdata_wds.workers import running_epoch
 
 
 def numbers(count: int = 23) -> IterDataPipe[int]:
@@ -412,8 +412,8 @@ def test_items_pass_through_pinned_memory_when_there_is_a_device(monkeypatch: py
     """In a thread, if there are workers; what it took counts as delivered only later. Without a device, not at all."""
     assert list(WdsLoader(numbers(3), pin_memory=True, seed=1)) == list(WdsLoader(numbers(3), seed=1))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(epochs, "PinnedItems", Ahead)
-    monkeypatch.setattr(epochs, "pin_memory", lambda item: -item)
+    monkeypatch.setattr(running_epoch, "PinnedItems", Ahead)
+    monkeypatch.setattr(running_epoch, "pin_memory", lambda item: -item)
     assert list(WdsLoader(numbers(3), pin_memory=True, seed=1)) == [-item for item in WdsLoader(numbers(3), seed=1)]
     with WdsLoader(numbers(), 2, pin_memory=True, seed=1) as loader, WdsLoader(numbers(), 2, seed=1) as again:
         items = iter(loader)

@@ -17,10 +17,10 @@ from torchdata_wds.consumers import Place, Ranks, checked_ranks, upstream
 from torchdata_wds.pipes.seeds import Seeds
 from torchdata_wds.workers import accelerate, lightning
 from torchdata_wds.workers.engine import Engine
-from torchdata_wds.workers.epoch import Epoch
 from torchdata_wds.workers.lengths import items_per_epoch
 from torchdata_wds.workers.resume.checkpoints import Checkpoint
 from torchdata_wds.workers.resume.stream import WorkerFunctions, checked_function
+from torchdata_wds.workers.running_epoch import Epoch
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")

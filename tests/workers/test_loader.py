@@ -5,13 +5,14 @@ import gc
 import json
 import pickle
 import random
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import IterDataPipe, get_worker_info
+from torch.utils.data import DataLoader, IterDataPipe, get_worker_info
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from tests.kits.processes import children
@@ -151,6 +152,38 @@ def test_graph_itself_runs_when_it_cannot_be_copied() -> None:
     loader.load_state_dict(loader.state_dict())
     with pytest.raises(RuntimeError, match="cannot be copied: not to be copied"):
         iter(loader)
+
+
+@pytest.mark.parametrize("front", ["loader", "torch"])
+def test_every_pass_of_a_cycle_has_each_item_once(front: str, samples: Any) -> None:
+    """Later passes have orders of their own, which all workers and ranks share."""
+    pipe = samples.cycle(3)
+    if front == "torch":
+        found = [*DataLoader(pipe, batch_size=None, num_workers=2, collate_fn=as_it_is)]
+    else:
+        loaders = [WdsLoader(pipe, workers, seed=1, ranks=(rank, 2)) for workers, rank in [(2, 0), (2, 1)]]
+        with loaders[0] as first, loaders[1] as second:
+            found = [*first, *second]
+            assert sorted([*first, *second]) == sorted(found)
+            next(items := iter(first))
+            state, rest = first.state_dict(), list(items)
+        with WdsLoader(pipe, 2, seed=1, ranks=(0, 2)) as again:
+            again.load_state_dict(state)
+            assert list(again) == rest
+    assert set(Counter(found).values()) == {3}
+    assert set(found) == set(samples)
+
+
+def as_it_is(item: Any) -> Any:
+    return item
+
+
+def test_passes_of_a_cycle_differ_and_repeat_with_the_seed() -> None:
+    """Of native shuffles alone, too."""
+    orders = [list(WdsLoader(numbers(9).cycle(3), seed=seed)) for seed in (1, 1, 2)]
+    passes = {tuple(orders[0][start : start + 9]) for start in (0, 9, 18)}
+    assert len(passes) == 3
+    assert orders[0] == orders[1] != orders[2]
 
 
 # ---------------------------------------------------------------------------------------------------------- states

@@ -27,6 +27,7 @@ from torchdata_wds.pipes.lone_ranks import note_reader
 from torchdata_wds.pipes.own_division import calls_for_place, divides_itself, flows_to_loader, is_held, may_divide
 from torchdata_wds.pipes.pickling import Held
 from torchdata_wds.pipes.running import note_root, running_pipes
+from torchdata_wds.pipes.seeds import agree_on_passes
 
 # Stages that yield the items of all their sources, and those that pair them by position.
 _MERGERS = {"Concater", "Multiplexer", "MultiplexerLongest", "SampleMixer", "SampleMultiplexerDataPipe"}
@@ -76,6 +77,7 @@ def check_workers(pipe: IterDataPipe[Any]) -> None:
     note_reader(pipe)
     if not _is_shared(pipe):
         return
+    agree_on_passes(pipe)
     running = running_pipes() or [pipe]
     root = running[-1]
     checked = _checked

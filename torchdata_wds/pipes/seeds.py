@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import inspect
+import itertools
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Self
 
 import torch
@@ -15,6 +17,7 @@ from torch.utils.data.graph import DataPipe, traverse_dps
 from torch.utils.data.graph_settings import get_all_graph_pipes
 
 from torchdata_wds.consumers import Place, place_of, upstream
+from torchdata_wds.pipes.chain_text import known_name
 
 #: The seed that all consumers share, and one consumer's, or a set of workers', own.
 Seeds = tuple[int, int]
@@ -31,7 +34,31 @@ def seed_graph(datapipe: DataPipe, seeds: Seeds, place: int) -> None:
     agreed = above_filters(pipes)
     random = [pipe for pipe in pipes if inspect.ismethod(getattr(pipe, "set_seed", None))]
     for number, pipe in enumerate(random):
-        pipe.set_seed(mix(seeds[0], number) if id(pipe) in agreed else mix(seeds[1], place, number))
+        seed = mix(seeds[0], number) if id(pipe) in agreed else mix(seeds[1], place, number)
+        pipe.set_seed(seed)
+        _seed_passes(pipe, seed)
+
+
+def agree_on_passes(pipe: IterDataPipe[Any]) -> None:
+    """Seeds the later passes of an epoch over the shuffles upstream of a pipe alike in all consumers."""
+    for found in upstream(pipe):
+        seed = vars(found).get("_seed")
+        if isinstance(seed, int):  # it was set for this epoch, whose first pass is about to begin
+            _seed_passes(found, seed)
+
+
+def _seed_passes(pipe: Any, seed: int) -> None:
+    # A native shuffle uses its seed for one pass. For those that a native ``cycle`` begins later it would draw from
+    # torch's global generator, which differs between consumers: each would take its part of another order.
+    if known_name(pipe) in ("Shuffler", "InBatchShuffler"):
+        pipe.reset = functools.partial(_reset, pipe, seed, itertools.count())  # a copy or pickle does not include it
+
+
+def _reset(pipe: Any, seed: int, passes: Iterator[int]) -> None:
+    number = next(passes)
+    if pipe._seed is None:
+        pipe._seed = mix(seed, "pass", number)
+    type(pipe).reset(pipe)
 
 
 class Seed:

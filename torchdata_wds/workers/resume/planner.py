@@ -145,8 +145,7 @@ def find_chain(end: IterDataPipe[Any]) -> Chain:
     pipes = list(all_pipes(graph))
     epochs = [pipe for pipe in pipes if getattr(type(pipe), "cuts_epochs", False)]
     is_foreign = any(type(pipe).__module__.partition(".")[0] not in _KNOWN_PACKAGES for pipe in pipes)
-    # After the first pass of a native cycle, the native shuffle is unseeded and draws from torch's global generator.
-    draws = is_foreign or any(has_functions(pipe) or is_torchdata(pipe, "Cycler") for pipe in pipes)
+    draws = is_foreign or any(map(has_functions, pipes))
     private = [short_name(pipe) for pipe in pipes if _has_generator(pipe)]
     counted: list[Any] = []
     steps: list[Step] = []

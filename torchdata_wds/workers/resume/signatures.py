@@ -98,7 +98,7 @@ Signature = dict[str, Any]
 _NO_ARGUMENTS = {
     *("datapipe", "source_datapipe", "datapipes", "others", "iterable"),
     *("storage_options", "rewrite", "read_ahead", "handler", "skipped", "counts"),
-    *("groups", "num_of_instances", "instance_id"),
+    *("groups", "num_of_instances", "instance_id", "reset"),
 }
 
 _MOST_CHANGES = 3  # how many changed shards a message names

@@ -110,7 +110,14 @@ __all__ = [
 ]  # fmt: skip
 
 
-if importlib.util.find_spec("torchdata") is None:
+def _has_torchdata() -> bool:
+    try:
+        return importlib.util.find_spec("torchdata") is not None
+    except ImportError:  # of a program that hides it
+        return False
+
+
+if not _has_torchdata():
     __all__.remove("WorkersReadingService")  # or `from torchdata_wds import *` would be an error
 
 #: What is imported when it is first used: it takes time, or torchdata.

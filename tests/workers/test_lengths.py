@@ -379,3 +379,31 @@ def test_items_per_epoch_is_not_known_when_each_worker_keeps_what_its_first_epoc
     with pytest.raises(TypeError, match="each of the 3 workers has its own in_memory_cache"):
         items_per_epoch(pipe, Place(), 3)
     assert items_per_epoch(pipe, Place(), 0) == 2
+
+
+class Unsized(IterDataPipe[int]):
+    """Its length fails like a user's may."""
+
+    def __init__(self, length: Any = None) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length if self.length is not None else self.missing  # type: ignore[no-any-return]
+
+    def __iter__(self) -> Iterator[int]:
+        yield from range(3)
+
+
+@pytest.mark.parametrize(
+    "pipe",
+    [Unsized(), Unsized(-1), IterableWrapper(range(10**20)).header(3), IterableWrapper(range(3)).cycle(10**19)],
+)
+def test_items_per_epoch_raises_a_type_error_when_a_length_fails_or_is_too_large(pipe: Any) -> None:
+    """Any other error would end ``list(loader)``, which asks for the length."""
+    with pytest.raises(TypeError, match="is not known"):
+        items_per_epoch(pipe, Place(), 0)
+
+
+def test_items_per_epoch_of_many_cycles_takes_no_time_or_memory() -> None:
+    pipe = IterableWrapper(range(3)).sharding_filter()
+    assert items_per_epoch(pipe.cycle(10**15), Place(), 2) == 3 * 10**15

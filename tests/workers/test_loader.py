@@ -241,11 +241,17 @@ def test_state_before_the_first_epoch_begins_it(samples: Any) -> None:
         fresh.set_epoch(7)
         again.load_state_dict(fresh.state_dict())
         assert list(again) == list(loader)
-        for one in (loader, fresh):
+        for one, epoch in ((loader, 3), (fresh, 3), (loader, 0)):
             list(one)
-            one.set_epoch(3)
+            one.set_epoch(epoch)
             again.load_state_dict(one.state_dict())
             assert list(again) == list(one)
+        again.load_state_dict(one.state_dict())
+        again.set_epoch(5)
+        loader.load_state_dict(again.state_dict())
+        loader.set_epoch(5)
+        assert loader.state_dict() == again.state_dict()
+        assert loader.state_dict()["epoch"] == 5
 
 
 def test_state_between_epochs_begins_the_next(samples: Any) -> None:

@@ -9,6 +9,7 @@ shards of 5 and 3 samples changes between epochs, but not that it is 8 together.
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable, Collection, Iterable, Sequence, Sized
 from functools import partial
 from typing import Any, NamedTuple
@@ -85,6 +86,8 @@ def items_per_epoch(datapipe: IterDataPipe[Any], ranks: Place, num_workers: int)
             totals.add(_Counter(ranks, 1, epoch, branches, in_workers).count(datapipe).total)
     except (WdsError, OSError) as error:
         raise unknown_length(str(error), STATED) from error
+    if (most := max(totals)) > sys.maxsize:
+        raise unknown_length(f"{most:,} items are more than len() can tell")
     if len(totals) > 1:
         raise unknown_length(f"it changes from epoch to epoch, between {min(totals):,} and {max(totals):,} items")
     return totals.pop()
@@ -136,7 +139,7 @@ class _Counter:
         if name == "Header":
             return self._each(pipe, found, lambda count: count if pipe.limit is None else min(count, pipe.limit))
         if (times := {"Cycler": "count", "Repeater": "times"}.get(name)) and getattr(pipe, times) is not None:
-            return self._in_one(pipe, [self._unrotated(pipe, found)] * getattr(pipe, times), sum)
+            return _repeated(self._unrotated(pipe, found), getattr(pipe, times))
         if name == "InMemoryCacheHolder":  # it keeps what the first epoch gave, if that was anything
             return self._each(pipe, self._unrotated(pipe, found), lambda count: count)._replace(inside=found.inside)
         if _has_own_length(pipe):
@@ -227,6 +230,12 @@ def _items(each: Iterable[int]) -> _Items:
     return _Items(sum(counts), counts)
 
 
+def _repeated(items: _Items, times: int) -> _Items:
+    if items.each is None:
+        return _Items(items.total * times, None)
+    return _items(count * times for count in items.each)
+
+
 def _joined(items: _Items) -> _Items:
     """Returns the numbers of the joined streams of all workers."""
     return _Items(items.total, (items.total,), items.inside and _joined(items.inside), items.is_collated)
@@ -242,7 +251,7 @@ def _keeps_batches(pipe: Any) -> bool:
 def _length_of_source(pipe: Any) -> int:
     if type(pipe) is native.IterableWrapper:
         if isinstance(pipe.iterable, Sized) and not isinstance(pipe.iterable, MapDataPipe):
-            return len(pipe.iterable)
+            return _told_length(pipe, pipe.iterable)
         raise unknown_length(f"IterableWrapper holds a {type(pipe.iterable).__name__}, which does not tell its length")
     if _has_own_length(pipe):
         return _own_length(pipe)
@@ -264,7 +273,11 @@ def _own_length(pipe: Any, count: int | None = None) -> int:
         if not replaced:
             raise _unknown_stage(pipe)
         vars(pipe).update(replaced)
+    return _told_length(pipe, pipe)
+
+
+def _told_length(pipe: Any, sized: Any) -> int:
     try:
-        return len(pipe)
-    except (TypeError, NotImplementedError) as error:
+        return len(sized)
+    except Exception as error:  # runs the user's code, for `list(loader)` too, which takes a TypeError only
         raise unknown_length(f"len() of {form_name(pipe)} says: {error}") from error

@@ -227,17 +227,21 @@ class WdsLoader(Generic[T]):
         return lightning.gathered(state) if is_shared else state
 
     def _checkpoint(self, position: lightning.Position | None) -> Checkpoint:
-        if self._restored is not None:
-            return self._restored
+        checkpoint = self._restored or self._reached(position)
+        if checkpoint.in_epoch or self._next_epoch is None:
+            return checkpoint
+        return checkpoint._replace(epoch=self._next_epoch)
+
+    def _reached(self, position: lightning.Position | None) -> Checkpoint:
+        """Returns the state of the running or last epoch."""
         engine, running = self._engine, self._running
         if engine.graph is None:
-            return Checkpoint({}, self._next_epoch or 0, False, None, None, None)
+            return Checkpoint({}, 0, False, None, None, None)
         if running is None:  # Ctrl-C came when an epoch began
             return engine.checkpoint(0)
         if position is not None and position.is_over and not running.has_more():
             engine.end()
-        checkpoint = lightning.checkpoint_at(position, engine, running.delivered)
-        return checkpoint if checkpoint.in_epoch else checkpoint._replace(epoch=self._next_epoch or checkpoint.epoch)
+        return lightning.checkpoint_at(position, engine, running.delivered)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Makes the next iteration resume from a state, and ends the current iterator.

@@ -1,4 +1,4 @@
-"""Iterators that bring items closer to a device: into pinned memory by a thread, or onto the device by a stream."""
+"""Iterators that bring items closer to a device: a thread pins their memory, or a stream copies them there."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class PinnedItems(Iterator[T]):
     """Pins the memory of items in a thread, which is at most one item ahead.
 
     The thread starts with the first item, and is the only one that calls the source from then on. An error ends the
-    iterator, as it ends a generator. The thread ends at `close`, or when this object is forgotten; the source is not
-    closed, only released. `delivered` counts the items that were returned, whatever the thread has taken.
+    iterator, as it ends a generator. The thread ends at `close`, or when this object is forgotten; the source is
+    released, but not closed.
 
     Args:
         source: Yields the items: tensors, or collections of tensors and other values, whose type is kept.
@@ -40,7 +40,6 @@ class PinnedItems(Iterator[T]):
         self._handover = _Handover()
         arguments = (self._handover, source, usable_device("cuda" if device is None else device))
         self._thread = threading.Thread(target=_pin_items, args=arguments, name="wds-pin", daemon=True)
-        self.delivered = 0
         weakref.finalize(self, _end, self._handover, self._thread)
 
     def __next__(self) -> T:
@@ -55,7 +54,6 @@ class PinnedItems(Iterator[T]):
                 raise error
             finally:
                 del error  # its traceback refers to this frame
-        self.delivered += 1
         return item  # type: ignore[no-any-return]
 
     def close(self) -> None:
@@ -95,8 +93,8 @@ class _Handover:
 
 
 def _end(handover: _Handover, thread: threading.Thread, *, waits: bool = False) -> None:
-    """Tells a thread to end; waits for that if asked to, or if the program ends."""
-    # Python stops daemon threads that are still running when it exits, which aborts the process inside of torch.
+    """Tells a thread to end, and waits until it has if `waits`, or if the program is ending."""
+    # At exit Python stops daemon threads that still run, which aborts the process if one is inside torch.
     handover.close()
     is_exit = not threading.main_thread().is_alive()
     if (waits or is_exit) and thread.is_alive() and thread is not threading.current_thread():
@@ -106,7 +104,7 @@ def _end(handover: _Handover, thread: threading.Thread, *, waits: bool = False) 
 def _pin_items(handover: _Handover, source: Iterator[Any], device: torch.device) -> None:
     """Pins the items of a source as they are wanted, up to its end or an error."""
     try:
-        torch.set_num_threads(1)  # as torch's own loader: the copies of this thread would take all cores
+        torch.set_num_threads(1)  # as torch's own loader does: this thread's copies would use all cores
         if (module := streams_of(device)) is not None:
             module.set_device(device)
         while handover.is_wanted():
@@ -120,8 +118,8 @@ class DeviceItems(Iterator[T]):
     """Copies items to a device, on a stream of its own: the next one while the current one is used.
 
     Copies overlap with the work on the device if the items are in pinned memory. On the CPU the items pass unchanged,
-    and on devices without streams each is copied when it is asked for; neither is ahead of the consumer. An error ends
-    the iterator at the item that failed. `delivered` counts the items that were returned.
+    and on devices without streams each is copied when it is requested: in both cases nothing is taken ahead. An error
+    ends the iterator at the item that failed.
 
     Args:
         source: Yields the items: objects with a method ``to``, as tensors have, and mappings, lists and tuples of them,
@@ -138,30 +136,21 @@ class DeviceItems(Iterator[T]):
 
     def __init__(self, source: Iterator[T], device: Device) -> None:
         self._device = usable_device(device)
-        self._source: Iterator[T] = source
+        self._source = source
         self._streams = streams_of(self._device)
         self._side: Any = self._streams and self._streams.Stream(device=self._device)
         self._copies: deque[tuple[Any, list[Any], Any]] = deque()  # items, what was copied in each, and their events
         self._end: Exception | None = None
-        self.delivered = 0
-
-    @property
-    def ahead(self) -> int:
-        """The number of items taken from the source and not returned yet; always 0 on the CPU."""
-        return len(self._copies)
 
     def __next__(self) -> T:
         if self._side is None:
             item = next(self._source)
-            item = item if self._device.type == "cpu" else copied(item, self._device, [])
-        else:
-            while self._end is None and len(self._copies) < 2:
-                self._start_next()
-            if not self._copies:
-                raise self._reason_to_end()
-            item = self._finish(*self._copies.popleft())
-        self.delivered += 1
-        return item
+            return item if self._device.type == "cpu" else copied(item, self._device, [])
+        while self._end is None and len(self._copies) < 2:
+            self._start_next()
+        if not self._copies:
+            raise self._reason_to_end()
+        return self._finish(*self._copies.popleft())  # type: ignore[no-any-return]
 
     def _start_next(self) -> None:
         """Starts to copy the next item; keeps an error until the items before it are delivered."""
@@ -191,8 +180,3 @@ class DeviceItems(Iterator[T]):
     def _reason_to_end(self) -> Exception:
         error, self._end = self._end, StopIteration()
         return error or StopIteration()
-
-    def close(self) -> None:
-        """Drops the items that are ahead, and the source; idempotent."""
-        self._source, self._end = iter(()), StopIteration()
-        self._copies.clear()

@@ -139,7 +139,7 @@ def checked_ranks(ranks: Ranks) -> Place | None:
     place among the data-parallel ranks only.
 
     Raises:
-        TypeError: if it is none of ``"auto"``, ``(rank, size)``, a ProcessGroup and a DeviceMesh.
+        TypeError: if it is not ``"auto"``, ``(rank, size)``, a ProcessGroup or a DeviceMesh.
         ValueError: if the rank is not below the size, the process is not in the group or mesh, or a mesh has several
             dimensions.
     """

@@ -367,16 +367,17 @@ def test_limit_pauses_and_resume_goes_on(workers: int) -> None:
 
 # ---------------------------------------------------------------------------------------------------------- length
 def test_len_is_that_of_the_graph_or_the_one_given() -> None:
-    """Where neither tells it, a TypeError says so; a wrong number given is told after the epoch."""
+    """A TypeError says so if neither tells it; a loader is true in any case."""
     assert len(WdsLoader(numbers(23).batch(4), 2)) == 6
     assert len(WdsLoader(numbers(21).batch(4), 2, ranks=(1, 2))) == 4
     assert len(WdsLoader(numbers().filter(bool), length=7)) == 7
     with pytest.raises(TypeError, match="length="):
         len(WdsLoader(numbers().filter(bool)))
-    assert bool(WdsLoader(numbers(), length=3))
+    assert WdsLoader(numbers().filter(bool))
+    assert WdsLoader(numbers(), length=0)
 
 
-def test_more_items_than_the_length_given_are_told(caplog: Any) -> None:
+def test_more_items_than_the_length_given_are_a_warning(caplog: Any) -> None:
     """A framework that stops at len(loader) would lose them."""
     assert len(list(WdsLoader(numbers(), length=22))) == 23
     assert "yielded 23 items, but its length is set to 22" in caplog.text

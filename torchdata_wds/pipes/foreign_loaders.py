@@ -1,9 +1,9 @@
-"""Loaders of other packages that deal out among ranks what a pipe yields: divides the pipe so that they lose nothing.
+"""Divides a pipe so that nothing is lost under loaders of other packages that deal out its items among ranks.
 
 Hugging Face's Accelerate, and transformers' Trainer with it, wraps every torch DataLoader over an IterableDataset. If
 one process reads for all (``DataLoaderDispatcher``, the default) while torch's DataLoader has divided the pipe among
-ranks, only a part of the data is ever read. If each process reads (``IterableDatasetShard``), each must read the same
-items in the same order, of which it keeps every n-th batch; but torch divides nothing then, not even among workers.
+ranks, only a part of the data is ever read. If each process reads (``IterableDatasetShard``), all must read the same
+items in the same order, and each keeps every n-th batch; but torch divides nothing then, not even among workers.
 Both are on the stack while a pipe makes its first item, so it can still be divided as they need it.
 """
 
@@ -57,7 +57,7 @@ _inherited: Dealer | None = None
 
 
 class SpawnNote:
-    """Part of a pipe that tells a spawned process, when it is unpickled there, which dealer its parent reads for."""
+    """Part of a pipe; when it is unpickled in a spawned process, it notes which dealer the parent reads for."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         is_spawning = context.get_spawning_popen() is not None
@@ -155,9 +155,9 @@ def _tell_workers(found: Any, dealer: Dealer, workers: Place) -> bool:
     """Divides a filter's work among workers alone; returns whether it was not."""
     if found.groups.get(SHARDING_PRIORITIES.DISTRIBUTED, (1, 0))[0] > 1:
         raise DivisionError(
-            "each rank reads its own part of the data here, of which Accelerate's IterableDatasetShard "
-            f"(dispatch_batches=False) keeps 1 item of {dealer.ranks}: the others would be lost. {_CURE}. Or tell "
-            "StatefulPipeline that all ranks read the same: ranks=(0, 1)"
+            "each rank reads its own part of the data here, and Accelerate's IterableDatasetShard "
+            f"(dispatch_batches=False) keeps 1 item of {dealer.ranks} of that: the others would be lost. {_CURE}. Or "
+            "make all ranks read the same, with ranks=(0, 1) for StatefulPipeline"
         )
     group = SHARDING_PRIORITIES.MULTIPROCESSING
     group = SHARDING_PRIORITIES.DEFAULT if SHARDING_PRIORITIES.DEFAULT in found.groups else group
@@ -185,7 +185,7 @@ def _check_unread(filters: list[Any], pipe: Any, root: Any, dealer: Dealer, work
 
 
 def _agree(pipes: list[Any], epoch: str, workers: Place) -> None:
-    """Gives the random pipes that nobody has seeded the same seeds in all ranks."""
+    """Gives random pipes that have no seed the same one in all ranks."""
     running = running_pipes()
     if any(getattr(stage, "runs_others", False) for stage in running):
         return  # it has seeded them

@@ -1,4 +1,4 @@
-"""Finds code of a program that divides work by the worker's number, or uses items, in its own way."""
+"""Finds user code that divides work by the worker's number itself, or does not simply pass items on."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def may_divide() -> bool:
 
 
 def flows_to_loader() -> bool:
-    """Returns whether it is certain that torch's loader gets the items of the running pipe as they come."""
+    """Returns whether torch's loader certainly gets each item of the running pipe, one by one."""
     # A dataset may also read them into a table in each worker, which needs all of them.
     frames = [*own_frames(sys._getframe(1))]
     if threading.current_thread() is not threading.main_thread():

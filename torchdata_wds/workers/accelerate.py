@@ -1,4 +1,4 @@
-"""What a state must know about Accelerate's checkpoints, which only the calling frames tell."""
+"""Finds out from the calling frames whether Accelerate is saving a checkpoint."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import sys
 from types import FrameType
 
 _SAVER = ("accelerate.checkpointing", "save_custom_state")
-_FRAMES = 8  # a loader's state may be part of that of a registered object
+_FRAMES = 8  # how many are searched: the loader may be inside the registered object
 
 
 def is_saving() -> bool:
-    """Returns whether Accelerate saves the state of the calling loader: all ranks take it, and rank 0 alone writes."""
+    """Returns whether Accelerate is saving the calling loader's state: all ranks then call, and only rank 0 writes."""
     frame: FrameType | None = sys._getframe(1)
     for _ in range(_FRAMES):
         if frame is None:

@@ -118,7 +118,7 @@ class Engine:
         self._restored, self._begun = None, self.epoch  # only now, since Ctrl-C may come earlier
 
     def end(self) -> None:
-        """Ends an epoch of which all items were taken; raises a RuntimeError if Ctrl-C has ended it."""
+        """Ends an epoch whose items were all taken; raises a RuntimeError if Ctrl-C has ended it."""
         if not self.in_epoch:
             return
         if any(run.was_interrupted for run in self.graph.runs):
@@ -141,13 +141,13 @@ class Engine:
             pipe.pause()
 
     def resume(self) -> None:
-        """Starts the threads again that `pause` stopped."""
+        """Restarts the threads that `pause` stopped."""
         for pipe in reversed(self._pipes_with("resume")):
             pipe.resume()
 
     def _pipes_with(self, method: str) -> list[Any]:
         pipes = get_all_graph_pipes(traverse_dps(self.graph.end))
-        # a stage of ours may have a `resume` of its own, of another meaning: only what can be paused is resumed
+        # a stage of ours may have a `resume` that means something else: only what can be paused is resumed
         return [pipe for pipe in pipes if all(callable(getattr(type(pipe), name, None)) for name in ("pause", method))]
 
     def checkpoint(self, delivered: int | None = None) -> Checkpoint:
@@ -166,7 +166,7 @@ class Engine:
             if self._begun and any(run.streams.continues for run in graph.runs):
                 raise RuntimeError(
                     "a state cannot be taken now: the beginning of an epoch was interrupted, and where its wds_epoch "
-                    "goes on is known only once it has begun. Iterate over the loader again, and take the state then"
+                    "continues is known only once it has begun. Iterate over the loader again, and take the state then"
                 )
             return Checkpoint(signature, self._begun, False, None, self._stream_seeds, None)
         return Checkpoint(

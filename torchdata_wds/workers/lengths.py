@@ -1,9 +1,9 @@
-"""How many items a loader yields in each epoch, found out without iterating anything.
+"""Works out how many items a loader yields in each epoch, without iterating anything.
 
-Frameworks ask for a loader's length once and stop after that many batches, so a number that is too small loses data.
+Frameworks request a loader's length once and stop after that many batches, so a number that is too small loses data.
 The number is worked out from the sources of the graph to its end, for each worker: of 10 items, three workers have 4, 3
-and 3 after ``sharding_filter``, and so make 2, 1 and 1 batches of 3: 4 batches. What two workers have of shuffled
-shards of 5 and 3 samples changes between epochs, but not that it is 8 together.
+and 3 after ``sharding_filter``, and so make 2, 1 and 1 batches of 3: 4 batches. If two workers divide shuffled shards
+of 5 and 3 samples, the share of each one changes between epochs, but together they always have 8.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ def items_per_epoch(datapipe: IterDataPipe[Any], ranks: Place, num_workers: int)
         [4, 4, 4]
     """
     workers = max(num_workers, 1)
-    # ``wds_epoch`` deals its items to the workers in turn, from epoch to epoch, so that their shares come back after
-    # `workers` epochs at the latest. It matters only where streams that were cut so are zipped or mixed.
+    # ``wds_epoch`` deals its items to the workers in turn, from epoch to epoch, so the shares repeat after at most
+    # `workers` epochs. This matters only where such streams are zipped or mixed.
     stages = list(stages_of(datapipe))
     rotates = any(said_by(stage, "cuts_epochs") for stage in stages)
     has_border = any(hasattr(stage, "is_replicable") for stage in stages)
@@ -170,7 +170,7 @@ class _Counter:
         )
 
     def _unrotated(self, pipe: Any, found: _Items) -> _Items:
-        """Drops the numbers of single workers after ``wds_epoch``: each of its epochs gives others of them one more."""
+        """Drops the numbers of single workers after ``wds_epoch``, which change between its epochs."""
         is_cut = any(said_by(stage, "cuts_epochs") for stage in stages_of(pipe))
         return found._replace(each=None) if is_cut and self.workers > 1 else found
 
@@ -252,10 +252,10 @@ def _length_of_source(pipe: Any) -> int:
     if type(pipe) is native.IterableWrapper:
         if isinstance(pipe.iterable, Sized) and not isinstance(pipe.iterable, MapDataPipe):
             return _told_length(pipe, pipe.iterable)
-        raise unknown_length(f"IterableWrapper holds a {type(pipe.iterable).__name__}, which does not tell its length")
+        raise unknown_length(f"IterableWrapper holds a {type(pipe.iterable).__name__}, whose length is not known")
     if _has_own_length(pipe):
         return _own_length(pipe)
-    raise unknown_length(f"the source {form_name(pipe)} does not tell its length")
+    raise unknown_length(f"the length of the source {form_name(pipe)} is not known")
 
 
 def _has_own_length(pipe: Any) -> bool:

@@ -1,8 +1,8 @@
-"""What a state must know about Lightning's fit loop, which only the calling frames tell.
+"""Finds out from the calling frames where Lightning's fit loop is, so that a state matches what was trained on.
 
-When Lightning saves a state, it may have taken more batches than it has trained on: one ahead where the length is
-unknown, and the one whose training failed. Where the length is known, it does not ask for the end of an epoch. It does
-not load a state that was saved at the end of an epoch, and of several ranks it saves the states of rank 0 only.
+When Lightning saves a state, it may have taken more batches than it has trained on: one ahead if the length is unknown,
+and the one whose training failed. If the length is known, it never requests the end of an epoch. It does not load a
+state that was saved at the end of an epoch, and with several ranks it saves only the states of rank 0.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def _position_in(loop: Any) -> Position:
         return Position(int(loop.max_batches == float("inf") and not progress.is_last_batch))
     if "DataLoaderIter" in type(fetcher).__name__:  # a training step that takes its batches itself
         return Position()
-    # A batch that was being fetched when an exception came is in neither list, but counted; while a run resumes, what
-    # it had fetched before is not yet counted.
+    # A batch that was being fetched when an exception was raised is counted, but is not in `batches`; while a run
+    # resumes, what it had fetched before is in `batches`, but not yet counted.
     ahead = max(fetcher.fetched - progress.current.processed, len(getattr(fetcher, "batches", ())))
     return Position(ahead, fetcher.done and not ahead)
 
@@ -75,9 +75,9 @@ def checkpoint_at(position: Position | None, engine: Engine, delivered: int) -> 
 
 
 def skipped_state(loader: object) -> Any:
-    """Returns the state that Lightning has for a loader whose epoch it begins, but does not load; None if it has none.
+    """Returns the state that Lightning holds for a loader but does not load; None if there is none.
 
-    It loads no state that was saved at the end of an epoch, and the loader would begin with epoch 0 again.
+    It does not load a state that was saved at the end of an epoch: the loader would start again with epoch 0.
     """
     loop = _calling_loop("setup_data")
     if loop is None or loop.restarting or not getattr(loop, "is_resuming", True):
@@ -90,9 +90,9 @@ def skipped_state(loader: object) -> Any:
 
 
 def is_dropped(loader: object, delivered: int) -> bool:
-    """Returns whether Lightning begins an epoch again of which it has `delivered` items, and trained on none.
+    """Returns whether Lightning restarts an epoch of which it has taken `delivered` items and trained on none.
 
-    It does after it has resumed at the end of an epoch and fetched ahead from the next one.
+    It does so after it has resumed at the end of an epoch and fetched ahead from the next one.
     """
     loop = _calling_loop("advance")
     if loop is None or not any(one is loader for one in loop._combined_loader.flattened):
@@ -101,7 +101,7 @@ def is_dropped(loader: object, delivered: int) -> bool:
 
 
 def gathered(state: dict[str, Any]) -> dict[str, Any]:
-    """Adds the states of all ranks, of which Lightning would save that of rank 0 only; all ranks call this."""
+    """Adds the states of all ranks, because frameworks save only that of rank 0; all ranks must call this."""
     if distributed_place() is None or dist.get_world_size() == 1 or _failed_alone():
         return state
     states: list[Any] = [None] * dist.get_world_size()
@@ -117,7 +117,7 @@ def own_state(state: Any) -> Any:
 
 
 def _failed_alone() -> bool:
-    """Returns whether Lightning saves because of an exception, which other ranks may not have; SIGTERM reaches all."""
+    """Returns whether Lightning saves because of an exception that other ranks may not have; SIGTERM reaches all."""
     for frame in _callers():
         if frame.f_code.co_name == "_interrupt" and frame.f_globals.get("__name__") in _CALLS:
             return type(frame.f_locals.get("exception")).__name__ != "SIGTERMException"

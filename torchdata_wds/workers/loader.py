@@ -29,27 +29,27 @@ T = TypeVar("T")
 class WdsLoader(Generic[T]):
     """Runs a graph of DataPipes for a training loop: each sample once per epoch, resumable at any item.
 
-    It does what DataLoader2 with `WorkersReadingService` does, in the same order, but needs no torchdata. See there for
-    how workers run, what decides the order of items, and which items a resumed run skips. Lightning and Accelerate take
-    it as it is; a Trainer takes it from ``get_train_dataloader``.
+    It does what DataLoader2 with `WorkersReadingService` does, in the same order, but does not need torchdata. See that
+    class for how workers run, what decides the order of items, and which items a resumed run skips. Pass the loader
+    itself to Lightning and Accelerate; return it from a Trainer's ``get_train_dataloader``.
 
-    One loader is iterated epoch after epoch. It runs a copy of the graph, and has one iterator at a time: a new one
-    ends the one before. An iterator from which nothing was taken does not count as an epoch.
+    Iterate over one loader epoch after epoch. It runs a copy of the graph, and has one iterator at a time: a new one
+    ends the previous one. An iterator from which no item was taken does not count as an epoch.
 
     Args:
         pipe: The last pipe of the graph. ``.sharding_filter()`` or ``.split_shards()`` divides its work among workers
             and ranks.
         num_workers, prefetch_factor, multiprocessing_context, timeout: As in `WorkersReadingService`.
         seed: Makes every order depend only on this seed, the epoch's number, and the rank and worker. None draws a
-            seed from torch's global generator in each epoch, which all ranks share.
-        ranks: The ranks that share the work: ``"auto"`` for those of ``torch.distributed``, if it is initialized at
-            the first epoch, or of the launcher (``RANK`` and ``WORLD_SIZE``), or this process alone; ``(rank, size)``;
-            a ProcessGroup; or one dimension of a DeviceMesh, such as ``mesh["dp"]``. Ranks of one model replica
-            (tensor, pipeline or context parallelism) must read the same data: they pass their data-parallel group, and
-            one ``seed``.
-        pin_memory: Whether items come in pinned memory, where there is a CUDA device. With workers, a thread pins them.
-        length: What ``len()`` returns: the items of an epoch on this rank, over all its workers. None derives it
-            from the graph and its index, where that is possible.
+            seed for each epoch from torch's global generator; all ranks share it.
+        ranks: The ranks that share the work: ``"auto"`` for those of ``torch.distributed`` if it is initialized before
+            the first epoch, else those of the launcher (``RANK`` and ``WORLD_SIZE``), else this process alone;
+            ``(rank, size)``; a ProcessGroup; or one dimension of a DeviceMesh, such as ``mesh["dp"]``. Ranks of one
+            model replica (tensor, pipeline or context parallelism) must read the same data: pass their data-parallel
+            group, and the same ``seed`` in all processes.
+        pin_memory: Whether to pin the memory of items, if there is a CUDA device. With workers, a thread does it.
+        length: What ``len()`` returns: the number of items in an epoch on this rank, over all its workers. None derives
+            it from the graph and the shards' indexes, where possible.
         worker_init_fn: ``callable(worker_id)``, called once in each worker process, as by torch's DataLoader.
 
     Raises:
@@ -117,8 +117,8 @@ class WdsLoader(Generic[T]):
     def prefetch_to_device(self, device: torch.device | str | int) -> LoaderIterator[T]:
         """Begins an epoch, as ``iter()`` does, and copies its items to a device.
 
-        The next item is copied on a stream of its own while the current one is used; with ``pin_memory=True`` that
-        copy does not block. On the CPU items are passed through. A state counts only delivered items.
+        The next item is copied on a separate stream while the current one is used; with ``pin_memory=True`` that copy
+        does not block. On the CPU, items pass unchanged. A state counts only delivered items.
 
         Example:
             >>> from torch.utils.data.datapipes.iter import IterableWrapper
@@ -198,16 +198,20 @@ class WdsLoader(Generic[T]):
             self._uncopied = error
             return self.pipe
 
+    def __bool__(self) -> bool:
+        return True  # also if the length is not known, or 0
+
     def __len__(self) -> int:
         if self.length is not None:
             return self.length
         return items_per_epoch(self.pipe, self._engine.ranks.find(self.pipe), self._engine.num_workers)
 
     def set_epoch(self, epoch: int) -> None:
-        """Sets the number of the coming epoch, from 0; with a seed, its order depends on that.
+        """Sets the number of the next epoch, counted from 0; with a seed, its order depends on that number.
 
-        Epochs count on from there. If a state in the middle of this very epoch was loaded, it is resumed. A stream that
-        ``wds_epoch`` cuts goes on from where it is, whatever the number.
+        Later epochs follow from there. If a state in the middle of an epoch was loaded, that epoch is resumed if it has
+        this number; otherwise the position is dropped, with a warning. A stream that ``wds_epoch`` cuts continues from
+        where it is, whatever the number.
         """
         self._next_epoch = checked_int("epoch", epoch, 0)
 
@@ -215,8 +219,8 @@ class WdsLoader(Generic[T]):
         """Returns where the loader is: after the last item delivered, or between epochs.
 
         The state is a small dict of plain values, which ``torch.load``, JSON and torch.distributed.checkpoint take.
-        Each rank saves its own. In checkpoints of Lightning and Accelerate, which rank 0 writes, it holds those of all
-        ranks; that of Lightning is after the last batch trained on.
+        Each rank saves its own. In checkpoints of Lightning and Accelerate, which only rank 0 writes, it holds those of
+        all ranks; in Lightning's, the position is after the last batch trained on.
 
         Raises:
             RuntimeError: if a stage in the main process may hold items back, so that the position is unknown.
@@ -282,7 +286,7 @@ class WdsLoader(Generic[T]):
 
 
 class LoaderIterator(Iterator[T]):
-    """The items of one epoch of a `WdsLoader`; it can pause after a number of them."""
+    """Yields the items of one epoch of a `WdsLoader`; can pause after a number of them."""
 
     def __init__(self, loader: WdsLoader[T], epoch: Epoch[T]) -> None:
         self._loader = loader
@@ -307,9 +311,9 @@ class LoaderIterator(Iterator[T]):
         return item
 
     def limit(self, n: int | None) -> None:
-        """Pauses after the next n items, and each n after `resume`; None removes the limit.
+        """Pauses after the next n items, and again n items after each `resume`; None removes the limit.
 
-        While it is paused, iterating stops at once, no thread of the main process runs, and the state stays.
+        While paused, iteration stops at once, no thread of the main process runs, and the state stays the same.
         """
         self._limit = None if n is None else checked_int("n", n, 1)
         self._since = 0

@@ -49,8 +49,8 @@ class RankDivision:
             return
         if is_divided:
             raise ValueError(
-                "the work is already divided among the ranks, by a DistributedReadingService or apply_sharding: drop "
-                "that to lose no items, or leave the ranks to it (without distributed=True or ranks=)"
+                "the work is already divided among the ranks, by a DistributedReadingService or apply_sharding: "
+                "drop that, since items would be lost, or leave the ranks to it (without distributed=True or ranks=)"
             )
         if self.option == "distributed" and distributed_place() is None:
             raise RuntimeError(
@@ -66,8 +66,8 @@ class RankDivision:
         world = rank_place()
         if world.consumers == 1 and self.place.consumers == 1:
             return
-        # Ranks of one model replica have equal places, and each of their data-parallel groups would agree on another
-        # seed. Not all ranks may have a loader, so all of them cannot be asked either.
+        # Ranks of one model replica have equal places, but each of their data-parallel groups would agree on a seed of
+        # its own. Nor can all ranks agree on one, since some of them may have no loader.
         if self.place != distributed_place():
             raise RuntimeError(
                 f"this loader has place {self.place.number} of {self.place.consumers} ranks, but they cannot agree on "
@@ -79,7 +79,7 @@ class RankDivision:
         self._group = None if "gloo" in dist.get_backend_config() else dist.new_group(backend="gloo")
 
     def share(self, seed: int) -> int:
-        """Returns the seed of rank 0 to all ranks."""
+        """Returns the seed of rank 0 in every rank."""
         if not self._shares:
             return seed
         shared = torch.tensor(seed - _HALF, dtype=torch.int64)  # a uint64 has no tensor type that all backends take

@@ -16,11 +16,11 @@ T = TypeVar("T")
 
 
 class Epoch(Generic[T]):
-    """The running epoch of a loader; its items may pass through pinned memory, and to a device."""
+    """The running epoch of a loader; its items may pass through pinned memory, and be copied to a device."""
 
     def __init__(self, source: Iterator[T], pinned_workers: int | None, device: torch.device | None) -> None:
         self.source = source  # the graph's
-        # Without workers the graph would run in the thread, where torch computes with a single one.
+        # Without workers the graph would run in that thread, in which torch computes on one core only.
         self._thread = PinnedItems(source) if pinned_workers else None
         items = map(pin_memory, source) if pinned_workers == 0 else self._thread or source
         self._items: Iterator[T] = items if device is None else DeviceItems(items, device)
@@ -32,7 +32,7 @@ class Epoch(Generic[T]):
 
     @property
     def is_fresh(self) -> bool:
-        """Whether nothing was taken from it."""
+        """Whether it has not been used yet."""
         return not (self.delivered or self.is_over or self._error or self.is_left)
 
     def take(self) -> T:
@@ -44,8 +44,9 @@ class Epoch(Generic[T]):
             )
         if os.getpid() != self._owner:
             raise RuntimeError(
-                f"this iterator belongs to process {self._owner}, from which this process was forked: iterating it "
-                "here would take items away there, and move in its open files. Make a separate loader in each process"
+                f"this iterator belongs to process {self._owner}, from which this process was forked: iterating "
+                "over it here would take items from that process, and move the positions in its open files. Make a "
+                "separate loader in each process"
             )
         if self._error is not None:
             raise RuntimeError(
@@ -63,7 +64,7 @@ class Epoch(Generic[T]):
         return item
 
     def has_more(self) -> bool:
-        """Returns whether there may be another item, which stays the next one."""
+        """Returns whether there may be another item, which then stays the next one."""
         if self.is_over:
             return False
         if self.is_left or self._error is not None:
@@ -77,10 +78,10 @@ class Epoch(Generic[T]):
         return True
 
     def leave(self) -> Iterator[T]:
-        """Ends the epoch here, and its thread; returns the graph's items."""
+        """Ends the epoch and its thread; returns the graph's iterator, from which items may be left to take."""
         self.is_left = True
         if self._thread is not None:
             self._thread.close()
         source, self.source = self.source, iter(())
-        self._items = iter(())  # a generator in this process, which nobody refers to any longer, closes its files
+        self._items = iter(())  # without references, a generator in this process closes its files
         return source

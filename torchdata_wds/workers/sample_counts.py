@@ -1,4 +1,4 @@
-"""How many samples the workers of a rank read from shards in each epoch, by the indexes of the shards."""
+"""Counts the samples that the workers of a rank read from shards in each epoch, by the shards' indexes."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def samples_per_worker(grouper: Any, workers: int, places: Places) -> SampleCoun
     if not is_fixed and not shards.is_whole:
         raise unknown_length(
             f"the shards hold from {min(counts.values()):,} to {max(counts.values()):,} samples, and each rank reads "
-            "other ones in each epoch",
+            "different ones in each epoch",
             COUNTED,
         )
     return SampleCounts([sum(_samples_of(shard, counts) for shard in part) for part in shards.each], is_fixed)
@@ -93,7 +93,7 @@ def _shards_of(pipe: Any, workers: int, places: Places, *, may_ask: bool = False
         return _Shards([items] * workers, items)
     sources = sources_of(pipe)
     if len(sources) != 1 or type(pipe) is ShardResamplerIterDataPipe:
-        raise unknown_length(f"nothing tells which shards come from {form_name(pipe)}")
+        raise unknown_length(f"which shards {form_name(pipe)} yields is not known")
     source = sources[0]
     if said_by(pipe, "count_samples"):
         may_ask = pipe.index is not None and not pipe.index.is_local
@@ -120,7 +120,7 @@ def _shards_of(pipe: Any, workers: int, places: Places, *, may_ask: bool = False
         return found._replace(each=[lists[id(patterns)] for patterns in found.each], all=lists[id(found.all)])
     if said_by(pipe, "repeats_shards") and not said_by(pipe, "list_again"):
         return found
-    raise unknown_length(f"nothing tells which shards come from {form_name(pipe)}")
+    raise unknown_length(f"which shards {form_name(pipe)} yields is not known")
 
 
 def _divided(found: _Shards, places: list[Place], divide: Callable[[list[Any], Place], list[Any]]) -> _Shards:
@@ -159,7 +159,7 @@ def _samples_beside(shard: str, keys: KeyRule, options: StorageOptions) -> int:
     """Returns how many samples a local shard has by the index beside it, which must be that of its present bytes."""
     place = resolve(shard, options)
     if not place.is_local:
-        raise unknown_length(f"nothing tells how many samples the remote shard {place.shown} has", COUNTED)
+        raise unknown_length(f"the remote shard {place.shown} does not say how many samples it has", COUNTED)
     path = local_path(place.url) + INDEX_SUFFIX
     try:
         stat = os.stat(path)  # noqa: PTH116 - a str
@@ -191,4 +191,4 @@ def _check_that_no_server_is_asked(patterns: Sequence[Any], options: StorageOpti
             place = resolve(full, options)
             is_searched = not place.is_local and place.scheme not in ("http", "https", "pipe", "-")
             if is_searched and (full.endswith("/") or not set("*?[").isdisjoint(full)):
-                raise unknown_length(f"a server would have to be asked which shards {place.shown} matches", COUNTED)
+                raise unknown_length(f"only a server knows which shards {place.shown} matches", COUNTED)

@@ -55,7 +55,7 @@ class WorkersReadingService(CheckpointableReadingServiceInterface):  # type: ign
     ``DataLoader2.shutdown()``; torch uses one thread in each.
 
     Small items are sent in groups; tensors and arrays of 64 KB or more travel in shared memory, where ``wds_collate``
-    stacks them. That memory is used again once nothing in the main process, or forked from it, refers to it.
+    stacks them. That memory is reused once nothing in the main process, or forked from it, refers to it.
 
     Every epoch has a new order. A ``DataLoader2`` that was never seeded draws its seed from torch's global generator,
     as torch's DataLoader does, and so obeys ``torch.manual_seed``; after ``dl.seed(s)`` all epochs follow from ``s``.
@@ -234,8 +234,8 @@ class WorkersReadingService(CheckpointableReadingServiceInterface):  # type: ign
         return lightning.checkpoint_at(lightning.position(), engine, engine.graph.end._number_of_samples_yielded).dump()
 
 
-# Frameworks such as Lightning call iter() before they load a state, and where a loader has no length they take a batch
-# more than they have trained on when they save one. DataLoader2, whose last release is 0.9, allows neither.
+# Frameworks such as Lightning call iter() before they load a state; and if a loader has no length, they have taken one
+# batch more than they have trained on when they save one. DataLoader2, whose last release is 0.9, allows neither.
 _load_state_dict = DataLoader2.load_state_dict
 
 
@@ -259,7 +259,7 @@ def _length(self: Any) -> int:
 functools.update_wrapper(_load_after_iter, _load_state_dict)
 DataLoader2.load_state_dict = _load_after_iter
 DataLoader2.__len__ = _length
-DataLoader2.__bool__ = lambda self: True  # noqa: ARG005  (without it, a loader of unknown length would be neither)
+DataLoader2.__bool__ = lambda self: True  # noqa: ARG005  (else bool() of a loader of unknown length raises)
 
 
 def _draw(seed_generator: Any, saved: Any) -> tuple[Any, Seeds]:

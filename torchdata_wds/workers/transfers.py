@@ -1,4 +1,4 @@
-"""What it takes to bring values to a device: whether it can be used, its streams, and copies of nested values."""
+"""Checks whether a device can be used, finds its streams, and copies nested values to it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Device = torch.device | str | int
 
 
 def usable_device(device: Device) -> torch.device:
-    """Returns a device, with its number where it has one, or raises an error if nothing can be put there."""
+    """Returns a device, with its number if it has one; raises a RuntimeError if nothing can be put there."""
     place = torch.device(device)
     try:
         return torch.empty(0, device=place).device
@@ -24,17 +24,17 @@ def usable_device(device: Device) -> torch.device:
 
 
 def streams_of(device: torch.device) -> Any:
-    """Returns the module of torch with the streams of a kind of devices, such as torch.cuda; None if it has none."""
+    """Returns torch's module for a kind of device with streams, such as torch.cuda; None if it has no streams."""
     module = getattr(torch, device.type, None)
     return module if device.type != "cpu" and hasattr(module, "Stream") else None
 
 
 def copied(value: Any, device: torch.device, parts: list[Any]) -> Any:
-    """Returns a value with everything in it that has a method ``to`` copied; adds the copied tensors to the parts."""
+    """Returns a value in which all that has a method ``to`` is copied; adds the copied tensors to `parts`."""
     if callable(getattr(type(value), "to", None)):
         try:
             moved = value.to(device, non_blocking=True)
-        except TypeError:  # the batches of some tokenizers take the device only
+        except TypeError:  # batches of some tokenizers take only the device
             moved = value.to(device)
         if moved is not value and hasattr(moved, "record_stream"):
             parts.append(moved)

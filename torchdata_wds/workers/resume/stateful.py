@@ -132,8 +132,8 @@ class StatefulPipeline(IterableDataset[Any]):
     this object counts its epochs, over all workers forked or spawned with it; the orders are the same whether or not
     workers outlive an epoch (``persistent_workers=True``). After a state is loaded, counting continues from its epoch.
 
-    ``len()`` of the loader is known if ``wds_epoch``, an index or the source of the graph tells it, and is a TypeError
-    that says why otherwise.
+    ``len()`` of the loader works if it follows from ``wds_epoch``, an index or the source of the graph; otherwise it
+    raises a TypeError that says why.
 
     A state is a flat dict of numbers and text: it passes through JSON, ``torch.load(weights_only=True)`` and
     ``torch.distributed.checkpoint``.
@@ -142,10 +142,10 @@ class StatefulPipeline(IterableDataset[Any]):
         pipe: The last pipe of the graph.
         seed: Determines all orders.
         ranks: The ranks that share the work: ``"auto"`` for those of ``torch.distributed``, or of torchrun before that
-            is initialised, looked up at the first iteration. Ranks of one model replica (tensor, pipeline or context
+            is initialized, looked up at the first iteration. Ranks of one model replica (tensor, pipeline or context
             parallelism) must read the same data: for them, pass this process's place among the data-parallel ranks, as
             ``(rank, size)``, a ProcessGroup or one dimension of a DeviceMesh, such as ``mesh["dp"]``.
-        length: How many items all workers of this rank yield together in an epoch, where nothing tells it.
+        length: How many items all workers of this rank yield together in an epoch, if the graph does not tell it.
 
     Raises:
         TypeError: if an argument has the wrong type.
@@ -284,7 +284,7 @@ class StatefulPipeline(IterableDataset[Any]):
         return {**self._packed[known], "item": counts[0]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Makes the next iteration resume from a state; raises a ValueError if it is none.
+        """Makes the next iteration resume from a state; raises a ValueError if it is not one.
 
         The iteration raises a ValueError if the state belongs to another graph, rank or worker.
         """

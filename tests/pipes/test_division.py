@@ -733,6 +733,26 @@ def test_division_warns_when_one_rank_reads_alone(urls: list[str], tmp_path: Pat
 
 
 # ------------------------------------------------------------------------------------------------------------ branches
+def loaders_inside(urls: Iterator[str]) -> Iterator[str]:
+    for url in urls:
+        yield from WdsLoader(samples([url]))
+
+
+@pytest.mark.parametrize("run", [run_by_torch, run_by_loader])
+def test_division_is_silent_when_loaders_run_inside_a_divided_graph(
+    run: Any, urls: list[str], said: Callable[[], list[str]]
+) -> None:
+    pipe = IterableWrapper(urls).sharding_filter().wds_compose(loaders_inside)
+    assert sorted(run(pipe)) == KEYS
+    assert said() == []
+
+
+def test_division_raises_when_loaders_run_inside_a_graph_that_all_workers_read(urls: list[str]) -> None:
+    pipe = IterableWrapper(urls).wds_compose(loaders_inside)
+    with pytest.raises(DivisionError, match="was never told of the 2 workers"):
+        run_by_torch(pipe)
+
+
 def mixed(urls: list[str]) -> Any:
     return samples(urls).wds_mix(IterableWrapper(["x", "y"]), stop="all")
 

@@ -87,8 +87,7 @@ def check_workers(pipe: IterDataPipe[Any]) -> None:
         return
     checked.is_entered = True
     stage = next((outer for outer in running if id(outer) in checked.pipes), root)
-    graph = graph_of(stage)
-    share = "part" if graph is None else _share_of(stage, graph[id(stage)][1])[0]
+    share = _share_at(stage)
     if share == "part" or divides_itself():
         return
     filters = [found for found in upstream(root) if isinstance(found, ShardingFilter)]
@@ -110,6 +109,8 @@ def check_division(root: Any, *, workers: int | None = None, for_reader: bool = 
     if graph is None:
         return None
     pipes: list[Any] = get_all_graph_pipes(graph)
+    if not for_reader and workers is None and _runs_on_part(root):
+        return None
     _checked = None  # an error is raised again in the next epoch
     note_root(root)
     share, warnings = _share_of(root, graph[id(root)][1])
@@ -131,6 +132,22 @@ def check_division(root: Any, *, workers: int | None = None, for_reader: bool = 
     elif any(isinstance(pipe, ShardingFilter) and any(map(_reads_shards, upstream(pipe))) for pipe in pipes):
         _warn(*_LATE_FILTER)
     return _checked
+
+
+def _runs_on_part(root: Any) -> bool:
+    """Returns whether a stage of another graph runs this one, and gets only a part of that graph's items."""
+    outer = (stage for stage in running_pipes() if all(found is not root for found in upstream(stage)))
+    return any(_share_at(stage) == "part" and not _is_untold_of_workers(stage) for stage in outer)
+
+
+def _is_untold_of_workers(stage: Any) -> bool:
+    filters = (found for found in upstream(stage) if isinstance(found, ShardingFilter))
+    return any(_untold(found.groups, _workers().consumers, 1) == "workers" for found in filters)
+
+
+def _share_at(stage: Any) -> str:
+    graph = graph_of(stage)
+    return "part" if graph is None else _share_of(stage, graph[id(stage)][1])[0]
 
 
 def _reads_shards(pipe: Any) -> bool:

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import IterDataPipe, get_worker_info
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES, ShardingFilterIterDataPipe
-from torch.utils.data.graph import DataPipeGraph, traverse_dps
+from torch.utils.data.graph import DataPipe, DataPipeGraph, traverse_dps
+from torch.utils.data.graph_settings import apply_sharding
 
 from torchdata_wds.environment import launched_place
 
@@ -70,7 +71,7 @@ def is_joined() -> bool:
     return _joined
 
 
-#: Only one thread at a time may traverse: meanwhile, torch changes how all pipes are pickled.
+#: Only one thread at a time may traverse: meanwhile, torch changes how all pipes are pickled and copied.
 _traversing = threading.RLock()
 
 
@@ -87,11 +88,27 @@ def graph_of(pipe: IterDataPipe[Any]) -> DataPipeGraph | None:
 
     Traversal pickles the collections stored on pipes; a graph that does not allow this cannot be sharded either.
     """
+    try:
+        return traverse(pipe)
+    except Exception:  # noqa: BLE001 - pickling may raise anything
+        return None
+
+
+def traverse(pipe: DataPipe) -> DataPipeGraph:
+    """Returns the graph of a pipe and all its sources, as `traverse_dps`, one thread at a time."""
     with _traversing:
-        try:
-            return traverse_dps(pipe)
-        except Exception:  # noqa: BLE001 - pickling may raise anything
-            return None
+        return traverse_dps(pipe)
+
+
+def divide(pipe: DataPipe, place: Place, group: SHARDING_PRIORITIES) -> None:
+    """Tells the sharding filters of a graph their place, as `apply_sharding`, one thread at a time."""
+    with _traversing:
+        apply_sharding(pipe, *place, group)
+
+
+def no_traversal() -> threading.RLock:
+    """Returns a context in which no other thread traverses, so that pipes can be pickled and copied."""
+    return _traversing
 
 
 def upstream(pipe: IterDataPipe[Any]) -> Iterator[Any]:

@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from operator import itemgetter
@@ -187,3 +188,56 @@ def test_loader_runs_inside_a_pipe(inner: int, outer: int, keys: Any) -> None:
     del pipe, loader
     gc.collect()
     assert not children()
+
+
+class Hidden(IterDataPipe[Any]):
+    """Runs in the main process, and holds its source where the pool cannot replace it."""
+
+    def __init__(self, source: IterDataPipe[Any]) -> None:
+        self.sources = {source}
+
+    def is_replicable(self) -> bool:
+        return False
+
+    def __iter__(self) -> Iterator[Any]:
+        for source in self.sources:
+            yield from source
+
+
+@pytest.mark.parametrize("front", FRONTS)
+def test_loader_does_not_run_a_graph_that_could_not_be_divided(front: str) -> None:
+    pipe = Hidden(IterableWrapper(range(4)).sharding_filter())
+    with loader_of(pipe, 2, front=front, seed=1) as loader:
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="Hidden, the stage after it, holds it where it cannot be replaced"):
+                list(loader)
+            loader.state_dict()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_loaders_in_several_threads_do_not_disturb_each_other(workers: int) -> None:
+    """Torch changes how all pipes are pickled and copied while it walks a graph."""
+    interval = sys.getswitchinterval()
+    found: dict[int, Any] = {}
+
+    def run(number: int) -> None:
+        pipe = IterableWrapper(range(20)).shuffle().sharding_filter().map(str).batch(2)
+        for _ in range(1 if workers else 10):
+            with WdsLoader(pipe, workers, seed=1) as loader:
+                items = iter(loader)
+                begun = [next(items) for _ in range(3)]
+                with WdsLoader(pipe, workers, seed=1) as again:
+                    again.load_state_dict(loader.state_dict())
+                    found[number] = begun + list(again), begun + list(items)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(4)]
+    sys.setswitchinterval(1e-5)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert len(found) == 4  # otherwise a thread has ended with an error
+    assert len({str(pair) for pairs in found.values() for pair in pairs}) == 1

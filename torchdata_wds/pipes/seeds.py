@@ -13,10 +13,10 @@ from typing import Any, Self
 import torch
 from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import ShardingFilter, Shuffler
-from torch.utils.data.graph import DataPipe, traverse_dps
+from torch.utils.data.graph import DataPipe
 from torch.utils.data.graph_settings import get_all_graph_pipes
 
-from torchdata_wds.consumers import Place, place_of, upstream
+from torchdata_wds.consumers import Place, place_of, traverse, upstream
 from torchdata_wds.pipes.chain_text import known_name
 
 #: The seed that all consumers share, and one consumer's, or a set of workers', own.
@@ -30,7 +30,7 @@ def mix(*parts: int | str) -> int:
 
 def seed_graph(datapipe: DataPipe, seeds: Seeds, place: int) -> None:
     """Seeds the random pipes of a graph: alike in all consumers above a ``sharding_filter``, by `place` below it."""
-    pipes: list[Any] = get_all_graph_pipes(traverse_dps(datapipe))
+    pipes: list[Any] = get_all_graph_pipes(traverse(datapipe))
     agreed = above_filters(pipes)
     random = [pipe for pipe in pipes if inspect.ismethod(getattr(pipe, "set_seed", None))]
     for number, pipe in enumerate(random):

@@ -6,11 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from torch.utils.data import IterDataPipe
-from torch.utils.data.graph import traverse_dps
 from torch.utils.data.graph_settings import get_all_graph_pipes
 
 from torchdata_wds.checks import checked_context, checked_int, checked_timeout
-from torchdata_wds.consumers import Place
+from torchdata_wds.consumers import Place, traverse
 from torchdata_wds.pipes.seeds import Seeds, mix, seed_graph
 from torchdata_wds.workers import graphs
 from torchdata_wds.workers.interrupts import interrupts_held
@@ -77,13 +76,14 @@ class Engine:
         self._promised = graphs.promised_length(datapipe) if length is None else length
         self.ranks.divide(datapipe, is_seeded=self.seed is not None)
         with interrupts_held():  # a partly divided graph could not be divided again
-            graph = self.graph = graphs.RunningGraph(datapipe, self._functions)
+            graph = graphs.RunningGraph(datapipe, self._functions)
             if self.num_workers and not graphs.runs_once(datapipe):
                 graph.move_to_workers(
                     self.num_workers, self.prefetch_factor, self.multiprocessing_context, self.timeout
                 )
             else:
                 graph.keep_here()
+            self.graph = graph  # only now: a graph that could not be divided must not run
 
     def begin(self, draw: Draw, epoch: int | None = None) -> None:
         """Begins an epoch, the next one or number `epoch` from 0: seeds the graph, and starts the workers."""
@@ -146,7 +146,7 @@ class Engine:
             pipe.resume()
 
     def _pipes_with(self, method: str) -> list[Any]:
-        pipes = get_all_graph_pipes(traverse_dps(self.graph.end))
+        pipes = get_all_graph_pipes(traverse(self.graph.end))
         # a stage of ours may have a `resume` that means something else: only what can be paused is resumed
         return [pipe for pipe in pipes if all(callable(getattr(type(pipe), name, None)) for name in ("pause", method))]
 

@@ -9,10 +9,9 @@ from typing import Any
 
 from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
-from torch.utils.data.graph import DataPipe, DataPipeGraph, traverse_dps
-from torch.utils.data.graph_settings import apply_sharding
+from torch.utils.data.graph import DataPipe, DataPipeGraph
 
-from torchdata_wds.consumers import Place, upstream
+from torchdata_wds.consumers import Place, divide, traverse, upstream
 from torchdata_wds.handlers import warn_once
 from torchdata_wds.pipes.base import WdsPipe
 from torchdata_wds.pipes.chain_text import short_name
@@ -35,7 +34,7 @@ def find_branches(datapipe: IterDataPipe[Any]) -> list[DataPipe]:
     # That is the whole graph, unless some pipes must stay in the main process (``is_replicable()`` is False, as for
     # ``join_workers``, ``fullsync`` and ``pin_memory``): then it is what comes directly before those. Pipes that join
     # the stream only later, such as labels zipped to it, stay in the main process too.
-    sources = traverse_dps(datapipe)[id(datapipe)][1]
+    sources = traverse(datapipe)[id(datapipe)][1]
     is_one = _is_replicable(datapipe, sources)
     return [datapipe] if is_one else list({id(found): found for found in _branches(datapipe, sources)}.values())
 
@@ -165,7 +164,7 @@ class RunningGraph:
     def keep_here(self) -> None:
         """Runs all of the graph as one stream in this process, except a fullsync at its end."""
         for number, branch in enumerate(self.branches):
-            apply_sharding(branch, 1, 0, SHARDING_PRIORITIES.MULTIPROCESSING)
+            divide(branch, Place(), SHARDING_PRIORITIES.MULTIPROCESSING)
             self.branches[number] = self._functions.initialized(branch, 1, 0)
             self._put(self.branches[number], branch)
         last: Any = self.end
@@ -206,7 +205,7 @@ class RunningGraph:
 
 def replace_pipe(end: DataPipe, old: DataPipe, new: DataPipe) -> None:
     """Puts a pipe in the place of another, as the source of all pipes of a graph that read from that one."""
-    for pipe in _readers_of(old, traverse_dps(end)):
+    for pipe in _readers_of(old, traverse(end)):
         found = {name: _with_pipe(value, old, new) for name, value in vars(pipe).items()}
         if all(found[name] is value for name, value in vars(pipe).items()):
             raise RuntimeError(

@@ -13,7 +13,7 @@ from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from torchdata_wds.checks import check_flags, checked_int
-from torchdata_wds.consumers import Place, Ranks, checked_ranks, upstream
+from torchdata_wds.consumers import Place, Ranks, checked_ranks, no_traversal, upstream
 from torchdata_wds.pipes.seeds import Seeds
 from torchdata_wds.workers import accelerate, lightning
 from torchdata_wds.workers.engine import Engine
@@ -193,7 +193,8 @@ class WdsLoader(Generic[T]):
         # lists of shards and data sets are shared: they may be large
         shared = {id(pipe.iterable): pipe.iterable for pipe in upstream(self.pipe) if type(pipe) is IterableWrapper}
         try:
-            return copy.deepcopy(self.pipe, shared)
+            with no_traversal():
+                return copy.deepcopy(self.pipe, shared)
         except Exception as error:  # noqa: BLE001  # a pipe may hold anything
             self._uncopied = error
             return self.pipe

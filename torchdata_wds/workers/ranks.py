@@ -7,10 +7,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
-from torch.utils.data.graph import DataPipe, traverse_dps
-from torch.utils.data.graph_settings import apply_sharding, get_all_graph_pipes
+from torch.utils.data.graph import DataPipe
+from torch.utils.data.graph_settings import get_all_graph_pipes
 
-from torchdata_wds.consumers import Place, distributed_place, rank_place
+from torchdata_wds.consumers import Place, distributed_place, divide, rank_place, traverse
 from torchdata_wds.handlers import warn_once
 
 _HALF = 2**63
@@ -59,7 +59,7 @@ class RankDivision:
             )
         if not is_seeded:
             self._share_seeds()
-        apply_sharding(datapipe, *self.place, SHARDING_PRIORITIES.DISTRIBUTED)
+        divide(datapipe, self.place, SHARDING_PRIORITIES.DISTRIBUTED)
 
     def _share_seeds(self) -> None:
         """Prepares `share`; raises a RuntimeError if only some of all ranks could take part."""
@@ -95,7 +95,7 @@ class RankDivision:
 
 def ranks_of(datapipe: DataPipe) -> Place | None:
     """Returns the place of a graph among the ranks that share its work; None if they do not."""
-    for pipe in get_all_graph_pipes(traverse_dps(datapipe)):
+    for pipe in get_all_graph_pipes(traverse(datapipe)):
         groups = vars(pipe).get("groups")  # a user's pipe may have an attribute of this name, without torch's key
         if isinstance(groups, dict) and SHARDING_PRIORITIES.DISTRIBUTED in groups:
             return Place(*groups[SHARDING_PRIORITIES.DISTRIBUTED])

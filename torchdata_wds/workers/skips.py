@@ -9,9 +9,10 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from torch.utils.data.graph import DataPipe, traverse_dps
+from torch.utils.data.graph import DataPipe
 from torch.utils.data.graph_settings import get_all_graph_pipes
 
+from torchdata_wds.consumers import traverse
 from torchdata_wds.handlers import SkipCounts
 from torchdata_wds.pipes.chain_text import stage_text
 from torchdata_wds.pipes.resume_facts import ItemsSkipped, merge_skips
@@ -26,7 +27,7 @@ class SkipWatch:
     """Watches what the stages of a graph skip in this process."""
 
     def __init__(self, datapipe: DataPipe) -> None:
-        pipes = get_all_graph_pipes(traverse_dps(datapipe))
+        pipes = get_all_graph_pipes(traverse(datapipe))
         agreed = above_filters(pipes)
         self._watched: list[tuple[Any, SkipCounts, bool]] = [
             (pipe, counts, id(pipe) in agreed)

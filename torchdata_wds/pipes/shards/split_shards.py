@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from torchdata_wds import storage
-from torchdata_wds.consumers import Place, find_sharder, ranks_of_filter
+from torchdata_wds.consumers import Place, find_sharder, no_traversal, ranks_of_filter
 from torchdata_wds.errors import ShardListError
 from torchdata_wds.format.index.slices import PaddingSlice, ShardSlice, TailSlice
 from torchdata_wds.handlers import warn_once
@@ -121,7 +121,9 @@ class ShardSplitterIterDataPipe(WdsPipe[ShardSlice]):
             raise TypeError("split_shards has no index that tells how many samples the shards have: pass index=")
         # A copy of the source and a fork of torch's generator: an iteration here must not count as an epoch.
         with torch.random.fork_rng(devices=[]):
-            urls = list(map(_as_url, copy.deepcopy(self.source_datapipe.source_datapipe)))
+            with no_traversal():
+                source = copy.deepcopy(self.source_datapipe.source_datapipe)
+            urls = list(map(_as_url, source))
         total = sum(self.index.of(urls, self.storage_options))
         return sum(piece.stop - piece.start for piece in share_of(total, self._place(), self.even))
 

@@ -11,6 +11,7 @@ from contextlib import suppress
 from multiprocessing.process import BaseProcess
 from typing import Any, Final
 
+from torchdata_wds.consumers import no_traversal
 from torchdata_wds.pipes.resume_facts import Facts
 from torchdata_wds.workers.interrupts import interrupts_held
 from torchdata_wds.workers.processes.messages import Message, Receiver, open_channel
@@ -52,7 +53,7 @@ class WorkerLink:
         if method == "forkserver":  # start the server before Ctrl-C is blocked
             multiprocessing.forkserver.ensure_running()
         try:
-            with interrupts_held():
+            with interrupts_held(), no_traversal():
                 self._process.start()
         except BaseException as error:
             self._connection.close()

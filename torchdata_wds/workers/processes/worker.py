@@ -26,8 +26,8 @@ from torch.utils.data import get_worker_info
 from torch.utils.data.datapipes.datapipe import _IterDataPipeSerializationWrapper
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from torch.utils.data.graph import DataPipe
-from torch.utils.data.graph_settings import apply_sharding
 
+from torchdata_wds.consumers import Place, divide
 from torchdata_wds.handlers import said, with_notes
 from torchdata_wds.pipes.notes import note_source_failure
 from torchdata_wds.pipes.resume_facts import Fact
@@ -132,7 +132,7 @@ class WorkerGraph:
         """Yields the items of one worker; an exception ends the stream, as a `Failure` in place of an item."""
         try:
             if self._stream is None:
-                apply_sharding(self.datapipe, workers, worker, SHARDING_PRIORITIES.MULTIPROCESSING)
+                divide(self.datapipe, Place(workers, worker), SHARDING_PRIORITIES.MULTIPROCESSING)
                 functions = self.functions
                 self.datapipe = functions.initialized(self.datapipe, workers, worker)
                 self._stream = Stream(

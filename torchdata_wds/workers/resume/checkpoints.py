@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import Batcher
-from torch.utils.data.graph import DataPipe, traverse_dps
+from torch.utils.data.graph import DataPipe
 
-from torchdata_wds.consumers import upstream
+from torchdata_wds.consumers import traverse, upstream
 from torchdata_wds.handlers import warn_once
 from torchdata_wds.pipes.chain_text import short_name
 from torchdata_wds.pipes.resume_facts import Facts, PassBegun
@@ -267,7 +267,7 @@ def taken_by(end: DataPipe, front: DataPipe, delivered: int | None = None) -> in
     taken: int = end._number_of_samples_yielded if delivered is None else delivered
     if end is front:
         return taken
-    ((pipe, sources),) = traverse_dps(end).values()
+    ((pipe, sources),) = traverse(end).values()
     while pipe is not front:
         known = is_one_to_one(pipe) or is_torchdata(pipe, "FullSync")
         if type(pipe) is Batcher:

@@ -19,8 +19,9 @@ import numpy as np
 import torch
 from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes import iter as native
-from torch.utils.data.graph import DataPipe, DataPipeGraph, traverse_dps
+from torch.utils.data.graph import DataPipe, DataPipeGraph
 
+from torchdata_wds.consumers import traverse
 from torchdata_wds.pipes.chain_text import short_name
 from torchdata_wds.pipes.pickling import parts_of
 from torchdata_wds.pipes.resume_facts import Facts, Reached, Step, Wanted, Way, said_by
@@ -141,7 +142,7 @@ def find_chain(end: IterDataPipe[Any]) -> Chain:
     """Walks up a graph from its end to the stage that makes samples."""
     # In load_wds_shards().group_by_key().wds_shuffle(98).wds_map(f).batch(4), the steps are batch and wds_shuffle, and
     # wds_map is counted. The walk ends at the grouper or the first obstacle, such as a filter.
-    graph = traverse_dps(end)
+    graph = traverse(end)
     pipes = list(all_pipes(graph))
     epochs = [pipe for pipe in pipes if getattr(type(pipe), "cuts_epochs", False)]
     is_foreign = any(type(pipe).__module__.partition(".")[0] not in _KNOWN_PACKAGES for pipe in pipes)

@@ -22,9 +22,8 @@ import numpy as np
 import torch
 from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import FileLister, IterableWrapper, ShardingFilter, Shuffler
-from torch.utils.data.graph import traverse_dps
 
-from torchdata_wds.consumers import upstream
+from torchdata_wds.consumers import no_traversal, traverse, upstream
 from torchdata_wds.errors import ShardFormatError
 from torchdata_wds.format.index import INDEX_SUFFIX, parse_index_header
 from torchdata_wds.pipes.base import Held
@@ -108,7 +107,7 @@ _LISTS = "lists"  # the lists of shards themselves, which are not saved in a sta
 def graph_signature(datapipe: IterDataPipe[Any]) -> list[list[Any]]:
     """Describes the stages of a graph: each one's name and a checksum of its arguments."""
     described = []
-    for pipe in all_pipes(traverse_dps(datapipe)):
+    for pipe in all_pipes(traverse(datapipe)):
         if (names := said_by(pipe, "state_arguments")) is None:
             names = [name for name in vars(pipe) if name[0] != "_" and name not in _NO_ARGUMENTS]
         arguments = [(name, list(_describe(vars(pipe)[name]))) for name in sorted(names)]
@@ -174,7 +173,9 @@ def _listed(datapipe: IterDataPipe[Any]) -> list[Sequence[Any]]:
                 lists.append(pipe.list_again([item for found in above for item in found.iterable]))
         elif type(pipe) is FileLister:
             listed.update(map(id, upstream(pipe)))
-            lists.append(list(copy.deepcopy(pipe)))
+            with no_traversal():
+                copied = copy.deepcopy(pipe)
+            lists.append(list(copied))
         elif type(pipe) is IterableWrapper and id(pipe) not in listed and isinstance(pipe.iterable, COLLECTIONS):
             lists.append(pipe.iterable if isinstance(pipe.iterable, (list, tuple, range)) else list(pipe.iterable))
     return lists

@@ -18,10 +18,9 @@ import torch
 from torch.utils.data import IterableDataset, IterDataPipe, get_worker_info
 from torch.utils.data.datapipes.iter import Batcher
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
-from torch.utils.data.graph_settings import apply_sharding
 
 from torchdata_wds.checks import checked_int
-from torchdata_wds.consumers import Grid, Ranks, checked_ranks, rank_place
+from torchdata_wds.consumers import Grid, Place, Ranks, checked_ranks, divide, rank_place
 from torchdata_wds.pipes.seeds import Seeds, mix
 from torchdata_wds.workers.graphs import LocalIterDataPipe, find_branches
 from torchdata_wds.workers.lengths import items_per_epoch
@@ -308,8 +307,8 @@ class StatefulPipeline(IterableDataset[Any]):
             "stages": signatures.graph_signature(self.pipe),
             **shards,
         }
-        apply_sharding(self.pipe, ranks, rank, SHARDING_PRIORITIES.DISTRIBUTED)
-        apply_sharding(self.pipe, max(workers, 1), worker, SHARDING_PRIORITIES.MULTIPROCESSING)
+        divide(self.pipe, Place(ranks, rank), SHARDING_PRIORITIES.DISTRIBUTED)
+        divide(self.pipe, Place(max(workers, 1), worker), SHARDING_PRIORITIES.MULTIPROCESSING)
         epochs = find_chain(self.pipe).epochs
         for epoch in epochs:
             epoch.begin_anew()

@@ -1,6 +1,7 @@
 """What holds for all tests."""
 
 import gc
+import multiprocessing
 import signal
 import tempfile
 from collections.abc import Iterator
@@ -13,9 +14,13 @@ from torchdata_wds import handlers
 
 
 def pytest_configure() -> None:
-    """Takes Ctrl-C as usual: a shell that starts the tests in the background has it ignored."""
+    """Takes Ctrl-C as usual, which a shell ignores for tests in the background, and forks by default on Linux."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    # From Python 3.14 on that is not the default on Linux. Forked workers have the functions, log files and environment
+    # of a test, and start at once; tests of other ways to start workers name them.
+    if multiprocessing.get_start_method() == "forkserver":
+        multiprocessing.set_start_method("fork", force=True)
 
 
 def pytest_collection_finish() -> None:

@@ -3,6 +3,7 @@
 import functools
 import logging
 import pickle
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -145,7 +146,8 @@ def test_log_names_stage_and_sample_when_it_is_skipped(form: str, shard: str, ca
     with caplog.at_level(logging.WARNING):
         assert len(list(getattr(pipe, form)(*functions[0], handler=warn_and_continue, **functions[1]))) == 2
     (record,) = caplog.records
-    assert f"failed at sample 'bad' of shard {shard}: integer division" in record.getMessage()
+    words = "division by zero" if sys.version_info >= (3, 14) else "integer division"
+    assert f"failed at sample 'bad' of shard {shard}: {words}" in record.getMessage()
     assert f"{form}(" in record.getMessage()
 
 

@@ -5,7 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.kits.framework_kit import RECORDING_MODEL, SIZES, check_joined, example, make_shards, run_killed, run_ranks
+from tests.kits.framework_kit import (
+    RECORDING_MODEL,
+    SIZES,
+    check_joined,
+    example,
+    launch_ranks,
+    make_shards,
+    run_killed,
+)
 
 pytest.importorskip("accelerate")
 pytestmark = pytest.mark.slow
@@ -30,7 +38,7 @@ def _on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_two_ranks_resume_with_the_next_batch_when_they_were_killed(tmp_path: Path, workers: int) -> None:
-    """A loader that passes through prepare() untouched has its place in the checkpoint: the manual's example.
+    """A loader that prepare() leaves unchanged has its position in the checkpoint: the manual's example.
 
     The run is killed in its second epoch, three batches after the last checkpoint.
     """
@@ -69,9 +77,9 @@ print(json.dumps(found))
 
 
 def test_tools_of_accelerate_work_with_a_loader_that_it_does_not_know(tmp_path: Path) -> None:
-    """Metrics without repeated samples, accumulated steps and ranks of uneven length, as the manual has it."""
+    """Metrics without repeated samples, accumulated steps and ranks of uneven length, as in the manual."""
     make_shards(tmp_path)
-    done = run_ranks(example("Accelerate") + CASES, tmp_path)
+    done = launch_ranks(example("Accelerate") + CASES, tmp_path)
     assert [rank.returncode for rank in done] == [0, 0], done[0].stderr
     found = [json.loads(rank.stdout) for rank in done]
     assert [one.pop("joined") for one in found] == [[0, 2, 4, 6], [1, 3, 5]]

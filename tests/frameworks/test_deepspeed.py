@@ -32,7 +32,7 @@ class Repeating:
 def test_endless_iterators_resume_with_the_next_batch(
     workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two places of a data-parallel group, which are not told of one another: each sample once per epoch."""
+    """Two places of a data-parallel group that know nothing of one another: each sample comes once per epoch."""
     make_shards(tmp_path)
     monkeypatch.chdir(tmp_path)
     space: dict[str, Any] = {}
@@ -66,7 +66,7 @@ def test_endless_iterators_resume_with_the_next_batch(
 def test_endless_iterator_says_that_it_has_ended_when_a_state_is_loaded_after_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It must not go on with the batches of before."""
+    """It must not continue with the earlier batches."""
     make_shards(tmp_path)
     monkeypatch.chdir(tmp_path)
     space: dict[str, Any] = {}

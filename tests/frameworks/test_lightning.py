@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.kits.framework_kit import SIZES, example, make_shards, run_ranks
+from tests.kits.framework_kit import SIZES, example, launch_ranks, make_shards
 from tests.kits.torchdata import needs_torchdata
 
 pytest.importorskip("lightning")
@@ -52,7 +52,7 @@ def test_two_ranks_resume_with_the_next_batch_when_they_were_killed(tmp_path: Pa
     make_shards(tmp_path)
     script = example("Lightning") + RECORDER + KILLED
     for phase in ("whole", "first", "second"):
-        for rank in run_ranks(script, tmp_path, phase, str(workers)):
+        for rank in launch_ranks(script, tmp_path, phase, str(workers)):
             assert rank.returncode == (-signal.SIGKILL if phase == "first" else 0), rank.stderr
     saved = torch.load(tmp_path / "first/last.ckpt", weights_only=True)["loops"]["fit_loop"]["state_dict"]
     assert [state["item"] for state in saved["combined_loader"][0]["ranks"]] == [5, 5]
@@ -73,7 +73,7 @@ def test_two_ranks_resume_with_the_next_batch_when_sigterm_ended_them(tmp_path: 
     )
     script = code + RECORDER + KILLED.replace("else None)", "else None, signal.SIGTERM)", 1)
     for phase in ("first", "second"):
-        for rank in run_ranks(script, tmp_path, phase, "0"):
+        for rank in launch_ranks(script, tmp_path, phase, "0"):
             assert rank.returncode == 0, rank.stderr
     runs = [[batches(tmp_path / f"{phase}-{rank}.jsonl") for rank in range(2)] for phase in ("first", "second")]
     assert [len(run) for run in runs[0]] == [7, 7]
@@ -191,7 +191,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Any, Any]]
     """The batches of an unbroken and a resumed run of each kind."""
     folder = tmp_path_factory.mktemp("lightning")
     make_shards(folder)
-    (done,) = run_ranks(example("Lightning") + RECORDER + CASES, folder, json.dumps(KINDS), world=1, seconds=500)
+    (done,) = launch_ranks(example("Lightning") + RECORDER + CASES, folder, json.dumps(KINDS), world=1, seconds=500)
     assert done.returncode == 0, done.stderr
     return {case: (whole, second) for case, whole, second in map(json.loads, done.stdout.splitlines())}
 

@@ -6,7 +6,15 @@ from typing import Any
 
 import pytest
 
-from tests.kits.framework_kit import RECORDING_MODEL, SIZES, check_joined, example, make_shards, run_killed, run_ranks
+from tests.kits.framework_kit import (
+    RECORDING_MODEL,
+    SIZES,
+    check_joined,
+    example,
+    launch_ranks,
+    make_shards,
+    run_killed,
+)
 
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.slow
@@ -72,7 +80,7 @@ print("\\n" + json.dumps(trainer.evaluate()["eval_labels"]))
 def test_evaluation_has_each_sample_once_on_two_ranks(tmp_path: Path) -> None:
     """Without those that even="pad" repeats."""
     make_shards(tmp_path)
-    for rank in run_ranks(example("HF Trainer") + TRAINER + EVALUATED, tmp_path):
+    for rank in launch_ranks(example("HF Trainer") + TRAINER + EVALUATED, tmp_path):
         assert rank.returncode == 0, rank.stderr
         assert sorted(json.loads(rank.stdout.splitlines()[-1])) == list(range(sum(SIZES)))
 
@@ -99,7 +107,7 @@ print(json.dumps(said))
 def test_trainer_fails_when_it_would_skip_batches_itself_or_knows_no_length(tmp_path: Path) -> None:
     """Before it has taken a batch, so that nothing is lost."""
     make_shards(tmp_path)
-    (rank,) = run_ranks(example("HF Trainer") + TRAINER + REFUSED, tmp_path, world=1)
+    (rank,) = launch_ranks(example("HF Trainer") + TRAINER + REFUSED, tmp_path, world=1)
     assert rank.returncode == 0, rank.stderr
     skipping, unsized = json.loads(rank.stdout.splitlines()[-1])
     assert "has no attribute 'dataset'" in skipping

@@ -53,10 +53,10 @@ def check_epochs(runs: list[list[list[tuple[int, bool]]]], workers: int, epochs:
     assert runs[0][:steps] != runs[0][steps : 2 * steps]
 
 
-def run_ranks(
+def launch_ranks(
     script: str, folder: Path, *arguments: str, world: int = 2, seconds: int = 180
 ) -> list[subprocess.CompletedProcess[str]]:
-    """Runs a script in a folder as the ranks of a launcher, and gives what became of each."""
+    """Runs a script in a folder as the ranks of a launcher; returns the result of each."""
     path = folder / "script.py"
     path.write_text(script)
     with socket.socket() as free:
@@ -106,9 +106,9 @@ class Model(torch.nn.Module):
 
 def run_killed(script: str, folder: Path, *arguments: str) -> None:
     """Runs a script as two ranks: whole, killed by SIGKILL, and resumed, as its first argument says."""
-    weights = {}  # what the script tells last
+    weights = {}  # the script prints them last
     for phase in ("whole", "killed", "resumed"):
-        ranks = run_ranks(script, folder, phase, *arguments)
+        ranks = launch_ranks(script, folder, phase, *arguments)
         for rank in ranks:
             assert rank.returncode == (-signal.SIGKILL if phase == "killed" else 0), rank.stderr
         weights[phase] = [rank.stdout.splitlines()[-1:] for rank in ranks]
@@ -117,7 +117,7 @@ def run_killed(script: str, folder: Path, *arguments: str) -> None:
 
 
 def check_joined(folder: Path, saved: int, killed: int) -> None:
-    """Two epochs had each sample once; the run killed after some batches goes on after those that were saved."""
+    """Two epochs had each sample once; the killed run continued after the batches that were saved."""
 
     def seen(phase: str) -> list[list[Any]]:
         files = [folder / f"{phase}-{rank}.jsonl" for rank in range(2)]

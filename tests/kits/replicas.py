@@ -35,8 +35,8 @@ class Run(NamedTuple):
 
     epochs: list[list[Any]]  # the first two
     state: Any  # after two items of the second
-    rest: list[Any]  # what a new loader gives that goes on from there
-    refusal: str  # why it does not go on from the state of a rank with another place
+    rest: list[Any]  # what a new loader yields that resumes there
+    refusal: str  # why it does not resume from the state of a rank with another place
 
 
 def as_it_is(item: Any) -> Any:
@@ -66,7 +66,7 @@ def own_state(state: Any) -> Any:
 
 
 def sent(state: Any) -> Any:
-    """The state as another process has it: as JSON, but for DataLoader2's own pickles."""
+    """The state as it reaches another process: through JSON, except for DataLoader2's own pickles."""
     return state if "reading_service_state" in state else json.loads(json.dumps(state))
 
 

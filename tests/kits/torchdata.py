@@ -82,12 +82,6 @@ def __getattr__(name: str) -> Any:
 needs_torchdata = pytest.mark.skipif(not is_installed(), reason=REASON)
 
 
-def skip_module() -> None:
-    """Skips the test module that is being imported where torchdata is not installed."""
-    if not is_installed():
-        pytest.skip(REASON, allow_module_level=True)
-
-
 def skip_own_forms(error: AttributeError) -> None:
     """Skips the test that failed because its own code, not the package's, names a form of torchdata."""
     files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import logging
 import multiprocessing
 import os
 import signal
@@ -165,6 +166,19 @@ def time_limit(seconds: int) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
         for process in set(multiprocessing.active_children()) - others:
             process.kill()
+
+
+@contextmanager
+def logged_in(file: Path) -> Iterator[None]:
+    """Writes what the package logs to a file, in processes forked within it too."""
+    handler = logging.FileHandler(file)
+    logger = logging.getLogger("torchdata_wds")
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        handler.close()
 
 
 def run_script(text: str, *arguments: str, seconds: int = 60) -> subprocess.CompletedProcess[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import pickle
 import random
 from collections import Counter
@@ -40,7 +39,7 @@ from tests.kits.torchdata import (
     WorkersReadingService,
     needs_torchdata,
 )
-from tests.kits.workers_kit import run_script
+from tests.kits.workers_kit import logged_in, run_script
 from torchdata_wds import DivisionError, StatefulPipeline, WdsLoader, WebDataset, handlers
 from torchdata_wds.pipes import division, running
 
@@ -75,11 +74,8 @@ def in_forks(dataset: Any) -> DataLoader[Any]:
 
 @pytest.fixture
 def said(tmp_path: Path) -> Iterator[Callable[[], list[str]]]:
-    """What has been logged since this was called last, by forked workers too."""
+    """What has been logged since the last call, by forked workers too."""
     file = tmp_path / "said"
-    handler = logging.FileHandler(file)
-    logger = logging.getLogger("torchdata_wds")
-    logger.addHandler(handler)
 
     def take() -> list[str]:
         lines = file.read_text().splitlines()
@@ -87,9 +83,8 @@ def said(tmp_path: Path) -> Iterator[Callable[[], list[str]]]:
         handlers.said.clear()
         return lines
 
-    yield take
-    logger.removeHandler(handler)
-    handler.close()
+    with logged_in(file):
+        yield take
 
 
 def key_of(sample: Any) -> str:
@@ -384,7 +379,7 @@ def test_division_is_silent_when_a_branch_follows_the_border(urls: list[str], sa
 @pytest.mark.parametrize("number", [0, 1])
 @pytest.mark.parametrize("graph", [samples, split, inner, late])
 def test_division_raises_when_the_filter_was_never_told(graph: Graph, number: int, world: World) -> None:
-    """In each worker whose number nobody told the filter, before the first item, every epoch again."""
+    """In each worker that the filter does not know, before the first item, in every epoch."""
     pipe = graph(world.urls)
     world.as_worker(Around(pipe), number=number)
     for _ in range(2):
@@ -426,7 +421,7 @@ def test_division_warns_in_no_worker_but_the_first(graph: Graph, world: World) -
     ],
 )
 def test_division_raises_when_a_dataset_stands_around_the_pipe(loader_of: Any, wrap: Any, urls: list[str]) -> None:
-    """Under real loaders, which raise what a worker raised, as its class."""
+    """Under real loaders, which raise a worker's error as an error of the same class."""
     iterator = iter(loader_of(wrap(samples(urls)), batch_size=None, num_workers=2))
     with pytest.raises(DivisionError, match="each sample comes 2 times"):
         next(iterator)
@@ -476,7 +471,7 @@ class Slices(Around):
 
 
 class Numbered(Around):
-    """A dataset that keeps every second sample; a function of the loader tells it which."""
+    """A dataset that keeps every second sample; a function of the loader sets which."""
 
     number = 0
 
@@ -678,7 +673,7 @@ def run(rank):
             return run_by_service(pipe, distributed=True)
         case "loader":
             return run_by_loader(pipe)
-        case "replica":  # two ranks of one model, of which one reads
+        case "replica":  # two ranks of one model; only one reads
             return run_by_loader(pipe, 0, ranks=(0, 1), seed=1) if rank == 0 else []
         case "by hand":  # two ranks of one model, which both read everything
             apply_sharding(pipe, 1, 0, SHARDING_PRIORITIES.DISTRIBUTED)

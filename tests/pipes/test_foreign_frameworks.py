@@ -1,4 +1,4 @@
-"""Accelerate, transformers' Trainer and Lightning themselves around a pipe: what an epoch gives on one rank and two."""
+"""The real Accelerate, Trainer and Lightning around a pipe: what an epoch yields on one rank and on two."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def run_ranks(program: str, folder: Path, ranks: int = 2, sizes: Any = SIZES, se
         try:
             _, stderr = process.communicate(timeout=seconds)
         finally:
-            if process.poll() is None:  # torchrun ends its ranks when it is told to end
+            if process.poll() is None:  # torchrun ends its ranks when it is terminated
                 process.send_signal(signal.SIGTERM)
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(30)

@@ -1,8 +1,7 @@
-"""Loaders of other packages that deal out among ranks what a pipe yields: small classes that work as theirs do."""
+"""Loaders of other packages that deal out a pipe's items among ranks, played by small classes that work alike."""
 
 from __future__ import annotations
 
-import logging
 import pickle
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -20,7 +19,7 @@ from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from torch.utils.data.graph_settings import apply_sharding
 
 from tests.kits.shards import text_keys, write_text_shards
-from tests.kits.workers_kit import run_script
+from tests.kits.workers_kit import logged_in, run_script
 from torchdata_wds import DivisionError, WebDataset, handlers
 from torchdata_wds.pipes import foreign_loaders
 
@@ -85,12 +84,8 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def said(tmp_path: Path) -> Iterator[Callable[[], list[str]]]:
     """What has been logged, by forked workers too."""
-    handler = logging.FileHandler(tmp_path / "said")
-    logger = logging.getLogger("torchdata_wds")
-    logger.addHandler(handler)
-    yield lambda: (tmp_path / "said").read_text().splitlines()
-    logger.removeHandler(handler)
-    handler.close()
+    with logged_in(tmp_path / "said"):
+        yield lambda: (tmp_path / "said").read_text().splitlines()
 
 
 def key_of(sample: Any) -> str:
@@ -309,7 +304,7 @@ if __name__ == "__main__":
 @pytest.mark.slow
 @pytest.mark.parametrize("context", ["spawn", "forkserver"])
 def test_foreign_loaders_get_everything_when_workers_are_spawned(context: str, urls: list[str], tmp_path: Path) -> None:
-    """Two gloo ranks, of which one reads; its stack is not that of its workers."""
+    """Two gloo ranks; only one reads, and its workers do not have its stack."""
     done = run_script(SPAWNED, str(tmp_path), context, *urls, seconds=120)
     assert done.returncode == 0, done.stderr
     found = pickle.loads((tmp_path / "0.pickle").read_bytes())

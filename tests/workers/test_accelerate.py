@@ -1,4 +1,4 @@
-"""What a loader's state finds out about Accelerate from the calling frames; Accelerate itself is not needed."""
+"""What a loader finds out about Accelerate from the calling frames; Accelerate itself is not needed."""
 
 from typing import Any
 

@@ -24,7 +24,7 @@ def urls(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON gives it back."""
+    """A value after a round trip through JSON."""
     return json.loads(json.dumps(value))
 
 
@@ -35,7 +35,7 @@ def epochs_of(front: str, pipe: Any, workers: int, count: int, **options: Any) -
 
 
 def epoch_with_states(loader: Any, cuts: Iterable[int]) -> tuple[list[Any], dict[int, Any]]:
-    """Runs through an epoch; gives its items, and states by how many of them were delivered."""
+    """Runs through an epoch; returns its items, and the states by the number of items delivered."""
     items, states = [], {}
     iterator = iter(loader)
     states[0] = loader.state_dict() if 0 in cuts else None
@@ -150,7 +150,7 @@ def test_fronts_agree_and_states_resume_in_many_graphs(first: int, urls: list[st
     ],
 )
 def test_ranks_share_each_epoch_and_resume(number: int, ranks: int, workers: int, urls: list[str]) -> None:
-    """Together they have what one alone has, in both fronts; and each goes on from its own state."""
+    """Together they have what a single rank has, in both fronts; and each resumes from its own state."""
     graph, draw = random_graph(urls, number), random.Random(number)
     alone = epochs_of("loader", graph.pipe, 0, 2, seed=number)
     shares = []
@@ -187,7 +187,7 @@ def test_next_epoch_goes_on_when_a_state_was_taken_at_a_short_last_batch(front: 
 
 @pytest.mark.parametrize("front", FRONTS)
 def test_state_is_refused_when_the_main_process_cycles_over_epochs(front: str, urls: list[str]) -> None:
-    """Each pass of cycle takes another of wds_epoch's, and the workers do not tell where the last one ended."""
+    """Each pass of cycle takes another epoch of wds_epoch, and the workers do not report where the last one ended."""
     samples = IterableWrapper(urls).sharding_filter().load_wds_shards().group_by_key().map(itemgetter("__key__"))
     with loader_of(samples.wds_epoch(7).join_workers().cycle(2), front=front, seed=1) as loader:
         assert len(list(loader)) == 14

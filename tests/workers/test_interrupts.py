@@ -124,7 +124,7 @@ def test_iterator_says_so_when_it_was_interrupted(workers: int, front: str) -> N
 @pytest.mark.parametrize("front", FRONTS)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_state_is_that_of_the_last_item_when_an_epoch_was_interrupted(workers: int, front: str) -> None:
-    """A program that is stopped by Ctrl-C saves it, and another one goes on."""
+    """A program that Ctrl-C stops saves it, and another one resumes."""
     found = []
     with loader_of(numbers(3000), workers, front=front, seed=1) as loader:
         items = iter(loader)

@@ -84,7 +84,7 @@ def pair(item: Any) -> tuple[str, int]:
 
 
 class HalfAsMany(IterDataPipe):
-    """A user's stage that tells its length."""
+    """A user's stage with a length."""
 
     def __init__(self, source: Any) -> None:
         self.source = source
@@ -303,7 +303,7 @@ def test_items_per_epoch_is_an_upper_bound_when_functions_or_handlers_drop_items
 
 
 def test_items_per_epoch_changes_nothing(folders: Folders) -> None:
-    """Neither the graph nor a random state, whatever is asked."""
+    """Neither the graph nor a random state, for any graph."""
     pipe = IterableWrapper([folders.uneven]).list_shards().shuffle().split_shards(True, even="drop")
     pipe = pipe.load_wds_shards().group_by_key().wds_shuffle(9).batch(2)
     states = torch.get_rng_state(), random.getstate(), pickle.dumps(pipe)

@@ -1,4 +1,4 @@
-"""What a loader reads from the frames of Lightning's fit loop, played here by functions in modules of its names."""
+"""What a loader reads from the frames of Lightning's fit loop; functions in modules of the same names play it."""
 
 import sys
 from types import ModuleType, SimpleNamespace
@@ -135,7 +135,7 @@ def test_loader_takes_the_state_itself_when_lightning_does_not_load_it(epochs: l
 
 
 def test_epoch_begins_again_when_lightning_drops_what_it_fetched_ahead(epochs: list[list[int]]) -> None:
-    """And only then: an epoch of which a batch was trained on is left, and so is that of another loader."""
+    """And only then: not if a batch of the epoch was trained on, nor if it is another loader's."""
     loader, other = loader_of(), loader_of()
     (first,) = taken(loader, 1)
     loop = loop_of(loader, 1, 0, batches=[first])

@@ -1,4 +1,4 @@
-"""WdsLoader: what a training loop and its checkpoints ask of a loader."""
+"""WdsLoader: what training loops and checkpoints need from a loader."""
 
 import copy
 import gc
@@ -100,7 +100,7 @@ def test_iterator_ends_when_another_begins(workers: int) -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_epoch_left_early_is_followed_by_a_whole_one(workers: int) -> None:
-    """Nothing of the epoch before is left over."""
+    """No item of the previous epoch is left over."""
     with WdsLoader(numbers(), workers) as loader:
         for _ in range(3):
             for _, _item in zip(range(4), loader, strict=False):
@@ -179,7 +179,7 @@ def as_it_is(item: Any) -> Any:
 
 
 def test_passes_of_a_cycle_differ_and_repeat_with_the_seed() -> None:
-    """Of native shuffles alone, too."""
+    """Also if only native shuffles are random."""
     orders = [list(WdsLoader(numbers(9).cycle(3), seed=seed)) for seed in (1, 1, 2)]
     passes = {tuple(orders[0][start : start + 9]) for start in (0, 9, 18)}
     assert len(passes) == 3
@@ -191,7 +191,7 @@ def test_passes_of_a_cycle_differ_and_repeat_with_the_seed() -> None:
 @pytest.mark.parametrize("seed", [None, 9])
 @pytest.mark.parametrize("taken", [0, 1, 7, 29, 30])
 def test_state_resumes_at_the_next_item(workers: int, seed: int | None, taken: int, samples: Any) -> None:
-    """Also after iter() of another loader, and with the same next epoch if there is a seed."""
+    """Also after iter() of the other loader; with a seed, the next epoch is the same too."""
     with WdsLoader(samples, workers, seed=seed) as loader:
         list(loader)
         items = iter(loader)
@@ -213,7 +213,7 @@ def test_state_resumes_at_the_next_item(workers: int, seed: int | None, taken: i
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_state_is_that_of_the_last_item_when_the_loader_was_left_or_shut_down(workers: int, samples: Any) -> None:
-    """A training loop breaks, and its checkpoint comes after it."""
+    """A training loop breaks, and saves its checkpoint afterwards."""
     with WdsLoader(samples, workers, seed=2) as loader:
         items = iter(loader)
         begun = [next(items) for _ in range(11)]
@@ -255,7 +255,7 @@ def test_state_before_the_first_epoch_begins_it(samples: Any) -> None:
 
 
 def test_state_between_epochs_begins_the_next(samples: Any) -> None:
-    """Taken behind the last item, it belongs to the next epoch only once that was asked for."""
+    """Taken after the last item, it belongs to the next epoch only once the end was reached."""
     with WdsLoader(samples, seed=2) as loader, WdsLoader(samples, seed=2) as again:
         list(loader)
         again.load_state_dict(loader.state_dict())
@@ -339,7 +339,7 @@ def test_set_epoch_goes_on_from_a_state_after_the_last_item(
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_limit_pauses_and_resume_goes_on(workers: int) -> None:
-    """As DataLoader2's iterator has it: the limit stays until it is removed."""
+    """As in DataLoader2's iterator, the limit stays until it is removed."""
     with WdsLoader(numbers(), workers, seed=1) as loader:
         whole = list(loader)
         loader.set_epoch(0)
@@ -385,7 +385,7 @@ def test_more_items_than_the_length_given_are_a_warning(caplog: Any) -> None:
 
 # --------------------------------------------------------------------------------------------------------- workers
 def test_workers_end_when_the_loader_is_shut_down_or_forgotten() -> None:
-    """By the block, by shutdown(), and when nobody refers to loader and iterator any longer."""
+    """By the with block, by shutdown(), and when no reference to loader and iterator is left."""
     before = set(children())
     with WdsLoader(numbers(), 2, multiprocessing_context="fork") as loader:
         next(iter(loader))
@@ -526,6 +526,6 @@ def test_loader_takes_only_pipes() -> None:
 
 
 def test_ranks_need_a_seed_when_they_cannot_agree_on_one() -> None:
-    """Nobody would tell the others, and each would read another order."""
+    """Otherwise each rank would read in an order of its own."""
     with pytest.raises(RuntimeError, match="pass the same seed="):
         iter(WdsLoader(numbers(), ranks=(0, 2)))

@@ -1,4 +1,4 @@
-"""WdsLoader when a program does what it should not, or is interrupted: no item lost, no file or process left."""
+"""WdsLoader in programs that misuse it or are interrupted: no item is lost, no file or process is left."""
 
 import gc
 import os
@@ -37,7 +37,7 @@ def interrupt(*_: Any) -> None:
 def test_state_is_right_when_the_beginning_of_an_epoch_was_interrupted(
     workers: int, front: str, keys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A program that saves its state at Ctrl-C goes on with that epoch, and so does the loader itself."""
+    """A program that saves its state at Ctrl-C resumes with that epoch, and so does the loader itself."""
     with loader_of(keys, workers, front=front, seed=1) as loader:
         whole = [list(loader) for _ in range(3)]
     for epoch in range(2):
@@ -74,7 +74,7 @@ def test_loaded_state_stays_when_the_beginning_of_its_epoch_was_interrupted(
 def test_state_is_refused_when_a_stream_was_interrupted_as_its_next_epoch_began(
     keys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only its workers know where wds_epoch goes on; the next iteration asks them."""
+    """Only its workers know where wds_epoch continues; the next iteration gets that from them."""
     with WdsLoader(keys.wds_epoch(10), 2, seed=1) as loader, monkeypatch.context() as patch:
         assert len(list(loader)) == 10
         patch.setattr(engines, "seed_graph", interrupt)
@@ -179,7 +179,7 @@ class Nested(IterDataPipe[Any]):
 
 @pytest.mark.parametrize(("inner", "outer"), [(0, 0), (2, 0), (0, 2)])
 def test_loader_runs_inside_a_pipe(inner: int, outer: int, keys: Any) -> None:
-    """Of another loader, too, though not in its workers with workers of its own, which daemons may not have."""
+    """Also of another loader; but workers of that one, being daemons, may not start workers of their own."""
     with WdsLoader(keys, inner, seed=1) as loader:
         assert sorted(Nested(loader)) == sorted(text_keys(SMALL))
     pipe = Nested(WdsLoader(keys, inner, seed=1)).sharding_filter()

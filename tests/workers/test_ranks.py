@@ -34,7 +34,7 @@ def test_ranks_of_a_replica_read_the_same_when_their_data_parallel_group_is_give
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_spawned_workers_read_for_the_place_of_their_rank(kind: str, tmp_path: Path) -> None:
-    """They are in no group, and know only what their rank has told them."""
+    """They are not in a group, and know only what their rank has passed them."""
     check_replicas(replicas_in(tmp_path, kind, "auto", 1, "spawn", ["padded"]), 1)
 
 

@@ -164,7 +164,7 @@ def _samples_beside(shard: str, keys: KeyRule, options: StorageOptions) -> int:
     try:
         stat = os.stat(path)  # noqa: PTH116 - a str
     except FileNotFoundError:
-        cure = f"make one with index_shard; or {COUNTED}"
+        cure = f"make one with index_shard, or {STATED}"
         raise unknown_length(f"shard {place.shown} has no index beside it", cure) from None
     header = _read_header(path, stat.st_mtime_ns, stat.st_size)
     if header.keys != keys:

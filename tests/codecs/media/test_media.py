@@ -364,7 +364,7 @@ def test_torch_audio_takes_the_audio_of_a_video_and_raises_when_there_is_none() 
 
 # --------------------------------------------------------------------------------------------- as decoders of a stage
 def test_torch_audio_reads_a_file_when_its_title_is_no_text() -> None:
-    """Old tags have other encodings; nobody asked for them."""
+    """Old tags have other encodings, and are not needed."""
     out = io.BytesIO()
     with av.open(out, "w", format="wav") as file:
         file.metadata["title"] = "12345678"

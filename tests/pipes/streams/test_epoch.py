@@ -1,7 +1,6 @@
 """Epochs of n items: a stream that goes on from one to the next, in every way to run a graph."""
 
 import copy
-import logging
 import math
 import pickle
 from collections import Counter, defaultdict
@@ -22,7 +21,7 @@ from tests.kits.processes import open_files
 from tests.kits.ranks import ranks_of
 from tests.kits.shards import text_keys, write_text_shards
 from tests.kits.torchdata import DataLoader2, InProcessReadingService, MultiProcessingReadingService
-from tests.kits.workers_kit import SIZES, consumers_of, expand, items_of, loader_of, seeded, time_limit
+from tests.kits.workers_kit import SIZES, consumers_of, expand, items_of, loader_of, logged_in, seeded, time_limit
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
@@ -597,25 +596,15 @@ def test_wds_epoch_gives_exactly_n_in_workers(kind: str, workers: int) -> None:
             assert len({number for epoch in epochs[:workers] for number, _ in epoch}) == 1  # one item of each worker
 
 
-def log_to(path: Path) -> logging.Handler:
-    handler = logging.FileHandler(path)
-    logging.getLogger("torchdata_wds").addHandler(handler)
-    return handler
-
-
 @pytest.mark.parametrize("persists", [False, True])
 def test_wds_epoch_warns_when_workers_end_with_the_epoch(persists: bool, tmp_path: Path) -> None:
     """Such workers give the first items in every epoch, which is never what is wanted."""
-    handler = log_to(tmp_path / "log")
-    try:
+    with logged_in(tmp_path / "log"):
         pipe = IterableWrapper(range(9)).sharding_filter().wds_epoch(4)
         loader = dataloader(pipe, 1, persistent_workers=persists, multiprocessing_context="fork")
         epochs = [list(loader), list(loader)]
         if persists:
             loader._iterator._shutdown_workers()
-    finally:
-        logging.getLogger("torchdata_wds").removeHandler(handler)
-        handler.close()
     assert epochs == ([[0, 1, 2, 3], [4, 5, 6, 7]] if persists else [[0, 1, 2, 3]] * 2)
     assert ("persistent_workers=True" in (tmp_path / "log").read_text()) is not persists
 
@@ -625,15 +614,11 @@ def test_wds_epoch_warns_of_nothing_when_there_are_no_workers_or_they_live_on(
     caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     """Neither in plain iteration nor in the service, in the main process or in workers."""
-    handler = log_to(tmp_path / "log")
-    try:
+    with logged_in(tmp_path / "log"):
         for workers in (0, 2):
             run_epochs(uneven().wds_epoch(4), "service", workers, 2)
         run_epochs(uneven().wds_epoch(4), "dataloader", 0, 2)
         list(uneven().wds_epoch(4))
-    finally:
-        logging.getLogger("torchdata_wds").removeHandler(handler)
-        handler.close()
     assert (tmp_path / "log").read_text() == ""
     assert not caplog.records
 

@@ -304,6 +304,6 @@ cycle.append(cycle)
 
 
 def test_the_program_ends_quietly_when_it_holds_batches() -> None:
-    """Shared memory that is held until the very end, by a module and by a cycle, is no trouble."""
+    """Shared memory may be held until the very end, by a module and by a cycle."""
     done = run_script(HOLDER)
     assert (done.returncode, done.stderr) == (0, "")

@@ -48,7 +48,7 @@ def loader_of(pipe: Any, workers: int, *, batch_size: int | None = None, **optio
 def test_length_is_what_an_epoch_yields_when_an_index_or_epoch_tells_it(
     graph: Any, workers: int, urls: list[str]
 ) -> None:
-    """In each epoch, and when it was asked for before, during or after one."""
+    """In each epoch, and whether it is requested before, during or after one."""
     loader = loader_of(graph(urls), workers)
     length = len(loader)
     for _ in range(2):
@@ -105,7 +105,7 @@ def test_length_is_a_type_error_when_nothing_tells_it(urls: list[str], tmp_path:
 
 
 def test_length_is_a_type_error_when_stages_after_the_join_run_in_each_worker(urls: list[str]) -> None:
-    """Batches after .join_workers() are made of each worker's items: one worker is no obstacle."""
+    """Batches after .join_workers() are made of each worker's items, so a single worker has a known length."""
     pipe = numbers().join_workers().batch(4)
     assert len(loader_of(pipe, 1)) == 3
     with pytest.raises(TypeError, match=r"after \.join_workers\(\) in each worker"):

@@ -29,7 +29,7 @@ def test_ranks_of_a_replica_read_the_same_when_their_data_parallel_group_is_give
 @needs_torchdata
 @pytest.mark.parametrize(("workers", "context"), [(0, "fork"), (1, "fork"), (1, "spawn")])
 def test_ranks_divide_the_work_when_none_are_given(workers: int, context: str, tmp_path: Path) -> None:
-    """Spawned workers are in no group, and nothing in the environment tells them of the ranks."""
+    """Spawned workers are not in a group, and the environment does not name the ranks."""
     check_replicas(replicas_in(tmp_path, "StatefulPipeline", "auto", workers, context, ["plain"]), workers)
 
 

@@ -29,9 +29,9 @@ T = TypeVar("T")
 class WdsLoader(Generic[T]):
     """Runs a graph of DataPipes for a training loop: each sample once per epoch, resumable at any item.
 
-    It does what DataLoader2 with `WorkersReadingService` does, in the same order, but does not need torchdata. See that
-    class for how workers run, what decides the order of items, and which items a resumed run skips. Pass the loader
-    itself to Lightning and Accelerate; return it from a Trainer's ``get_train_dataloader``.
+    It yields what DataLoader2 with `WorkersReadingService` does, in the same order, but does not need torchdata. The
+    manual says how workers run (``wds help workers``) and which items a resumed run skips (``wds help resume``). Pass
+    the loader itself to Lightning and Accelerate; return it from a Trainer's ``get_train_dataloader``.
 
     Iterate over one loader epoch after epoch. It runs a copy of the graph, and has one iterator at a time: a new one
     ends the previous one. An iterator from which no item was taken does not count as an epoch.
@@ -39,7 +39,7 @@ class WdsLoader(Generic[T]):
     Args:
         pipe: The last pipe of the graph. ``.sharding_filter()`` or ``.split_shards()`` divides its work among workers
             and ranks.
-        num_workers, prefetch_factor, multiprocessing_context, timeout: As in `WorkersReadingService`.
+        num_workers: The number of worker processes; 0 runs everything in the main process, in the order of one worker.
         seed: Makes every order depend only on this seed, the epoch's number, and the rank and worker. None draws a
             seed for each epoch from torch's global generator; all ranks share it.
         ranks: The ranks that share the work: ``"auto"`` for those of ``torch.distributed`` if it is initialized before
@@ -47,6 +47,10 @@ class WdsLoader(Generic[T]):
             ``(rank, size)``; a ProcessGroup; or one dimension of a DeviceMesh, such as ``mesh["dp"]``. Ranks of one
             model replica (tensor, pipeline or context parallelism) must read the same data: pass their data-parallel
             group, and the same ``seed`` in all processes.
+        prefetch_factor: How many batches, or groups of small items, each worker makes ahead.
+        multiprocessing_context: How workers are started: ``"fork"``, ``"spawn"``, ``"forkserver"``, or None for
+            Python's default.
+        timeout: Seconds to wait for an item before raising an error; 0 waits forever.
         pin_memory: Whether to pin the memory of items, if there is a CUDA device. With workers, a thread does it.
         length: What ``len()`` returns: the number of items in an epoch on this rank, over all its workers. None derives
             it from the graph and the shards' indexes, where possible.

@@ -73,12 +73,9 @@ class WorkersReadingService(CheckpointableReadingServiceInterface):  # type: ign
     Ctrl-C, which the main process handles; the loader can be iterated again afterwards.
 
     Args:
-        num_workers: The number of worker processes; 0 runs everything in the main process, in the order of one worker.
+        num_workers, multiprocessing_context, timeout: As in `WdsLoader`.
         prefetch_factor: How many batches each worker makes ahead. Small items count in groups of up to 256 items or 32
             KB.
-        multiprocessing_context: How workers are started: ``"fork"``, ``"spawn"``, ``"forkserver"``, or None for
-            Python's default.
-        timeout: Seconds to wait for an item before raising an error; 0 waits forever.
         distributed: Whether to divide the work among the ranks of ``torch.distributed`` too, and share the seed among
             them. Nothing is cut off: ranks may get different numbers of items. All ranks must begin each epoch. Leave
             it False after a ``DistributedReadingService`` in a ``SequentialReadingService``: that divides the work
@@ -89,10 +86,7 @@ class WorkersReadingService(CheckpointableReadingServiceInterface):  # type: ign
             with its graph and torchdata's ``WorkerInfo`` (``num_workers``, ``worker_id``).
         worker_reset_fn: ``callable(datapipe, info, seed_generator) -> datapipe``, called in each worker at the start of
             each epoch, after its pipes were seeded. With ``num_workers=0`` both functions see worker 0 of 1.
-        ranks: The ranks that share the work, in place of ``distributed``: ``"auto"`` for those of
-            ``torch.distributed`` (or of the launcher, before that is initialized); ``(rank, size)``, a ProcessGroup or
-            one dimension of a DeviceMesh, such as ``mesh["dp"]``, where ranks of one model replica (tensor, pipeline or
-            context parallelism) must read the same data. These need ``seed``, the same in all processes.
+        ranks: The ranks that share the work, as in `WdsLoader`; in place of ``distributed``.
 
     Raises:
         TypeError: if an argument has the wrong type.

@@ -140,10 +140,7 @@ class StatefulPipeline(IterableDataset[Any]):
     Args:
         pipe: The last pipe of the graph.
         seed: Determines all orders.
-        ranks: The ranks that share the work: ``"auto"`` for those of ``torch.distributed``, or of torchrun before that
-            is initialized, looked up at the first iteration. Ranks of one model replica (tensor, pipeline or context
-            parallelism) must read the same data: for them, pass this process's place among the data-parallel ranks, as
-            ``(rank, size)``, a ProcessGroup or one dimension of a DeviceMesh, such as ``mesh["dp"]``.
+        ranks: The ranks that share the work, as in `WdsLoader`; ``"auto"`` looks them up at the first iteration.
         length: How many items all workers of this rank yield together in an epoch, if the graph does not tell it.
 
     Raises:

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.utils.data.datapipes.iter import IterableWrapper
 
+from tests.kits.processes import open_files
 from tests.kits.ranks import ranks_of, run_ranks
 from tests.kits.replicas import check_replicas, loader_of, replicas_in, shut_down
 from tests.kits.shards import sample_members, write_tar
@@ -36,6 +37,40 @@ def test_ranks_of_a_replica_read_the_same_when_their_data_parallel_group_is_give
 def test_spawned_workers_read_for_the_place_of_their_rank(kind: str, tmp_path: Path) -> None:
     """They are not in a group, and know only what their rank has passed them."""
     check_replicas(replicas_in(tmp_path, kind, "auto", 1, "spawn", ["padded"]), 1)
+
+
+WITHOUT_GLOO = """
+import sys
+from tests.workers.test_ranks import run_without_gloo
+
+if __name__ == "__main__":
+    run_without_gloo(*sys.argv[1:])
+"""
+
+
+def run_without_gloo(folder: str) -> None:
+    """Makes loaders in two ranks whose backend takes no tensors of the CPU."""
+    warnings.filterwarnings("ignore", "'set_vital' is deprecated")
+
+    def run(_: int) -> list[Any]:
+        dist.get_backend_config = lambda *_: "cuda:nccl"
+        found = []
+        for _ in range(3):
+            items = list(WdsLoader(IterableWrapper(NUMBERS).shuffle().sharding_filter()))
+            found.append((items, open_files()))
+        return found
+
+    run_ranks(run, folder)
+
+
+@pytest.mark.slow
+def test_forgotten_loaders_leave_no_groups_in_which_seeds_are_shared(tmp_path: Path) -> None:
+    """A program may make one for each evaluation; each group would hold threads and connections."""
+    found = ranks_of(WITHOUT_GLOO, tmp_path)
+    for (first, _), (second, _) in zip(*found, strict=True):
+        assert sorted(first + second) == NUMBERS
+    for rank in found:
+        assert max(files for _, files in rank) <= rank[0][1]
 
 
 GROUPS = """

@@ -183,7 +183,6 @@ class Engine:
         self.skips.stop()
         for run in self.graph.runs if self.graph else ():
             run.close()
-        self.ranks.close()
 
     def _describe(self, datapipe: IterDataPipe[Any]) -> signatures.Signature:
         ranks, rank = self.ranks.find(datapipe)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import torch
@@ -27,7 +28,6 @@ class RankDivision:
         self.option = option
         self.place = Place()
         self._shares = False
-        self._group: Any = None
 
     def find(self, datapipe: DataPipe) -> Place:
         """Returns the place that this process has, or will have, among the ranks of a graph."""
@@ -75,22 +75,29 @@ class RankDivision:
                 + ("" if distributed_place() else ", or call torch.distributed.init_process_group() before")
             )
         self._shares = True
-        # Seeds are shared from CPU memory, which needs gloo.
-        self._group = None if "gloo" in dist.get_backend_config() else dist.new_group(backend="gloo")
 
     def share(self, seed: int) -> int:
         """Returns the seed of rank 0 in every rank."""
         if not self._shares:
             return seed
         shared = torch.tensor(seed - _HALF, dtype=torch.int64)  # a uint64 has no tensor type that all backends take
-        dist.broadcast(shared, src=0, group=self._group)
+        dist.broadcast(shared, src=0, group=_seed_group())
         return int(shared.item()) + _HALF
 
-    def close(self) -> None:
-        """Releases the group in which seeds are shared."""
-        group, self._group = self._group, None
-        if group is not None:
-            dist.destroy_process_group(group)
+
+_seed_groups: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+
+def _seed_group() -> Any:
+    """Returns the group of all ranks in which seeds are shared: from CPU memory, which needs gloo; None for theirs."""
+    # One for all loaders: each group holds threads and connections until it is destroyed, which all ranks would have to
+    # do, and a loader may simply be forgotten.
+    if "gloo" in dist.get_backend_config():
+        return None
+    world = dist.group.WORLD
+    if world not in _seed_groups:
+        _seed_groups[world] = dist.new_group(backend="gloo")
+    return _seed_groups[world]
 
 
 def ranks_of(datapipe: DataPipe) -> Place | None:

@@ -182,7 +182,7 @@ def test_rebatching_loses_nothing_when_workers_are_joined(make: Callable[[Any], 
     """Batches of 16 from the workers become shuffled batches of 20, with every sample once and whole."""
     with time_limit(60), make(batches(shards)) as loader:
         for epoch in range(2):
-            if isinstance(loader, DataLoader2):
+            if not isinstance(loader, WdsLoader):
                 loader.seed(epoch)
             found = list(loader)
             assert [len(batch[0]) for batch in found] == [20, 11]

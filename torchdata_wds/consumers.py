@@ -171,7 +171,7 @@ def checked_ranks(ranks: Ranks) -> Place | None:
         if ranks.ndim != 1:
             raise ValueError(
                 f"ranks= takes one dimension of a DeviceMesh, not all of {tuple(ranks.mesh_dim_names or ())}: pass the "
-                "data-parallel one, as mesh['dp']; several that are data-parallel are first made one by mesh._flatten()"
+                "data-parallel one, such as mesh['dp']; flatten several first, by mesh._flatten()"
             )
         if not ranks.get_coordinate():
             raise ValueError("ranks= is a DeviceMesh that this process does not belong to: pass its own mesh")

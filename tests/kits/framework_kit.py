@@ -20,7 +20,7 @@ SIZES = (30, 9, 41, 3, 25, 17, 12)
 
 
 def example(framework: str) -> str:
-    """The code in the manual's section on a framework, for the shards of `make_shards`."""
+    """The code in the manual's section on a framework, for the shards that `make_shards` writes."""
     page = (ROOT / "torchdata_wds/docs/frameworks.md").read_text()
     start, *sections = re.split(r"^## ", page, flags=re.MULTILINE)
     section = next(section for section in sections if section.startswith(f"{framework}\n"))

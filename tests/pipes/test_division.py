@@ -525,7 +525,7 @@ def get_number() -> int:
 def test_division_only_warns_when_a_dataset_may_divide(
     wrap: Any, urls: list[str], said: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An error would end a training that is right."""
+    """An error would stop a correct training run."""
     pipe = IterableWrapper(urls).sharding_filter().load_wds_shards().group_by_key().map(key_of)
     monkeypatch.setattr(numbered, "inner", pipe)
     dataset, function = (numbered, tell_number) if wrap == "numbered" else (wrap(pipe), None)

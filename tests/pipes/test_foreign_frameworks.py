@@ -131,7 +131,7 @@ if __name__ == "__main__":
 
 
 def test_frameworks_accelerate_loses_nothing_on_two_ranks(tmp_path: Path) -> None:
-    """Torch would divide the pipe among ranks, or nobody among workers, and Accelerate divides its items."""
+    """Torch would divide the pipe among ranks, or not at all, and Accelerate divides its items."""
     pytest.importorskip("accelerate")
     status, ranks = run_ranks(ACCELERATE, tmp_path)
     assert status == 0, ranks.stderr

@@ -71,7 +71,7 @@ def urls(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 @pytest.fixture
 def ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets this process look like the first of two ranks."""
+    """Makes this process look like the first of two ranks."""
     distributed = torch.distributed
     monkeypatch.setattr(distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(distributed, "get_world_size", lambda *_: RANKS)
@@ -207,7 +207,7 @@ def test_foreign_loaders_get_each_item_once_when_each_rank_reads_all(
 
 
 def test_foreign_loaders_keep_the_seeds_that_were_given(urls: list[str]) -> None:
-    """A shuffle that the program has seeded has its order, also in a wrapper."""
+    """A shuffle that the program has seeded keeps its order, also in a wrapper."""
     pipe = IterableWrapper(range(20)).wds_shuffle(20)
     pipe.set_seed(3)
     alone = list(pipe)
@@ -219,7 +219,7 @@ def test_foreign_loaders_keep_the_seeds_that_were_given(urls: list[str]) -> None
 
 
 def test_foreign_loaders_are_an_error_when_each_rank_reads_its_part(urls: list[str]) -> None:
-    """Of which an IterableDatasetShard would keep a part."""
+    """An IterableDatasetShard would keep only a part of them."""
     pipe = samples(urls)
     apply_sharding(pipe, RANKS, 0, SHARDING_PRIORITIES.DISTRIBUTED)
     with pytest.raises(DivisionError, match=r"keeps 1 item of 2.*WdsLoader.*ranks=\(0, 1\)"):
@@ -227,7 +227,7 @@ def test_foreign_loaders_are_an_error_when_each_rank_reads_its_part(urls: list[s
 
 
 class Sharder(IterDataPipe):
-    """Divides in a way of its own."""
+    """Divides the work in its own way."""
 
     def __init__(self, source: Any) -> None:
         self.source = source
@@ -261,7 +261,7 @@ def test_foreign_loaders_are_an_error_when_a_filter_has_begun(urls: list[str], m
 def test_foreign_loaders_change_nothing_when_there_is_one_rank(
     workers: int, urls: list[str], said: Callable[[], list[str]]
 ) -> None:
-    """Accelerate wraps nothing then, or asks one process for everything."""
+    """Accelerate then wraps nothing, or lets one process read everything."""
     loader = DataLoader(samples(urls), batch_size=None, num_workers=workers)
     assert sorted(DataLoaderDispatcher(loader, ranks=1)) == KEYS
     shard = IterableDatasetShard(samples(urls), 0, ranks=1)
@@ -273,7 +273,7 @@ def test_foreign_loaders_change_nothing_when_there_is_one_rank(
 def test_foreign_loaders_change_nothing_in_other_loaders_of_the_loop(
     urls: list[str], said: Callable[[], list[str]]
 ) -> None:
-    """While the program has an item of a foreign loader, a loader of its own is divided among ranks as before."""
+    """While the program holds an item of a foreign loader, its own loader is divided among ranks as before."""
     plain = DataLoader(samples(urls), batch_size=None, num_workers=2)
     for _ in DataLoaderDispatcher(DataLoader([1, 2, 3])):
         assert 0 < len(list(plain)) < len(KEYS)

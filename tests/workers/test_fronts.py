@@ -88,7 +88,7 @@ def jobs_of(urls: list[str], number: int, seed: int | None) -> list[dict[str, An
 
 
 def resumed(urls: list[str], job: dict[str, Any]) -> list[list[Any]]:
-    """Goes on from a state in another loader, and from later states of that one in others."""
+    """Resumes from a state in another loader, and from later states of that one in others."""
     pipe, state = random_graph(urls, job["number"]).pipe, job["state"]
     items: list[Any] = []
     for stop in job["stops"]:

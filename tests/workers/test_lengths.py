@@ -303,7 +303,7 @@ def test_items_per_epoch_is_an_upper_bound_when_functions_or_handlers_drop_items
 
 
 def test_items_per_epoch_changes_nothing(folders: Folders) -> None:
-    """Neither the graph nor a random state, for any graph."""
+    """Neither the graph nor any random state."""
     pipe = IterableWrapper([folders.uneven]).list_shards().shuffle().split_shards(True, even="drop")
     pipe = pipe.load_wds_shards().group_by_key().wds_shuffle(9).batch(2)
     states = torch.get_rng_state(), random.getstate(), pickle.dumps(pipe)
@@ -349,14 +349,14 @@ def test_items_per_epoch_is_not_known_when_an_option_changes_the_samples(
 
 
 def test_an_epoch_ends_when_a_worker_never_begins_its_wds_epoch() -> None:
-    """Zip stops at its first source, which is empty in two of three workers, and never asks the second."""
+    """Zip stops at its first source, which is empty in two of three workers, and never takes from the second."""
     first = IterableWrapper(range(1)).sharding_filter()
     pipe = first.zip(IterableWrapper(range(12)).sharding_filter().wds_epoch(10))
     assert counted(pipe, Place(), 3, 3) == [1, 1, 1]
 
 
 def test_items_per_epoch_is_not_0_when_iterating_would_be_an_error(folders: Folders) -> None:
-    """A framework would pass over a loader of length 0 in silence."""
+    """A framework would silently skip a loader of length 0."""
     with pytest.raises(TypeError, match=r"wds_epoch\(2\) cannot give each of 3 ranks an item"):
         items_per_epoch(IterableWrapper(range(9)).sharding_filter().wds_epoch(2), Place(3, 1), 2)
     shards = IterableWrapper(folders.even[:1]).split_shards(True)
@@ -373,7 +373,7 @@ def test_items_per_epoch_of_a_dataset_file_is_known_unless_it_chooses_shards(fol
 
 
 def test_items_per_epoch_is_not_known_when_each_worker_keeps_what_its_first_epoch_gave() -> None:
-    """A worker without a batch keeps nothing, and gets one in a later epoch, when another gives its own again."""
+    """A worker that got no batch caches nothing, and gets one in a later epoch, while another repeats its own."""
     pipe = IterableWrapper(range(40)).sharding_filter().wds_epoch(4).batch(2, drop_last=True).in_memory_cache()
     assert counted(pipe, Place(), 3, 3) == [1, 2, 3]
     with pytest.raises(TypeError, match="each of the 3 workers has its own in_memory_cache"):
@@ -399,7 +399,7 @@ class Unsized(IterDataPipe[int]):
     [Unsized(), Unsized(-1), IterableWrapper(range(10**20)).header(3), IterableWrapper(range(3)).cycle(10**19)],
 )
 def test_items_per_epoch_raises_a_type_error_when_a_length_fails_or_is_too_large(pipe: Any) -> None:
-    """Any other error would end ``list(loader)``, which asks for the length."""
+    """Any other error would end ``list(loader)``, which requests the length."""
     with pytest.raises(TypeError, match="is not known"):
         items_per_epoch(pipe, Place(), 0)
 

@@ -75,7 +75,7 @@ def with_draw(item: Any) -> tuple[Any, float]:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_epoch_does_not_count_when_nothing_was_taken_from_it(workers: int) -> None:
-    """A framework may call iter() only to see whether it can."""
+    """A framework may call iter() just to see whether that works."""
     with WdsLoader(numbers(), workers, seed=1) as loader, WdsLoader(numbers(), workers, seed=1) as other:
         iter(loader)
         iter(loader)
@@ -122,7 +122,7 @@ def test_epoch_does_not_seem_complete_when_an_error_ended_it(workers: int) -> No
 
 
 def test_graph_is_not_changed_when_a_loader_runs_it() -> None:
-    """One pipe may be in several loaders, in other places, and be iterated itself."""
+    """One pipe may be in several loaders, with different places, and be iterated over itself."""
     pipe = numbers()
     with WdsLoader(pipe, 2, ranks=(0, 2), seed=1) as first, WdsLoader(pipe, 2, ranks=(1, 2), seed=1) as second:
         assert sorted([*first, *second]) == list(range(23))
@@ -156,7 +156,7 @@ def test_graph_itself_runs_when_it_cannot_be_copied() -> None:
 
 @pytest.mark.parametrize("front", ["loader", "torch"])
 def test_every_pass_of_a_cycle_has_each_item_once(front: str, samples: Any) -> None:
-    """Later passes have orders of their own, which all workers and ranks share."""
+    """Each later pass has its own order, which all workers and ranks share."""
     pipe = samples.cycle(3)
     if front == "torch":
         found = [*DataLoader(pipe, batch_size=None, num_workers=2, collate_fn=as_it_is)]
@@ -285,7 +285,7 @@ def test_state_is_refused_when_something_else_is_loaded(samples: Any) -> None:
 
 # ---------------------------------------------------------------------------------------------------------- epochs
 def test_set_epoch_decides_the_order() -> None:
-    """Epochs count on from there, and the same number has the same order."""
+    """Later epochs follow from there, and the same number has the same order."""
     with WdsLoader(numbers(), seed=1) as loader, WdsLoader(numbers(), seed=1) as other:
         orders = [list(loader) for _ in range(4)]
         other.set_epoch(2)
@@ -437,7 +437,7 @@ def test_skipped_items_are_counted_over_all_workers() -> None:
 
 @pytest.mark.parametrize("make_copy", [copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))])
 def test_loader_can_be_copied_and_sent_to_another_process(make_copy: Any, samples: Any) -> None:
-    """A copy has begun no epoch, but keeps a loaded state."""
+    """A copy has not begun an epoch, but keeps a loaded state."""
     with WdsLoader(samples, 0, seed=1) as loader:
         next(items := iter(loader))
         state = loader.state_dict()

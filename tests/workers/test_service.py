@@ -97,7 +97,7 @@ def test_service_obeys_torch_manual_seed_when_the_loader_is_not_seeded(workers: 
 
 @pytest.mark.parametrize("front", FRONTS_QUICK)
 def test_loader_orders_alike_when_one_worker_or_none_runs(front: str) -> None:
-    """front=front, num_workers=0 is the order of one worker, with stages in the main process behind it too."""
+    """front=front, num_workers=0 is the order of one worker, also with stages after it in the main process."""
     pipe = uneven_pipe().shuffle(buffer_size=5).join_workers().shuffle(buffer_size=5)
     assert epochs(pipe, front=front, num_workers=0, seed=3) == epochs(pipe, front=front, num_workers=1, seed=3)
 

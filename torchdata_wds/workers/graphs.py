@@ -204,7 +204,7 @@ class RunningGraph:
 
 
 def replace_pipe(end: DataPipe, old: DataPipe, new: DataPipe) -> None:
-    """Puts a pipe in the place of another, as the source of all pipes of a graph that read from that one."""
+    """Replaces a pipe by another one, as the source of all pipes of a graph that read from it."""
     for pipe in _readers_of(old, traverse(end)):
         found = {name: _with_pipe(value, old, new) for name, value in vars(pipe).items()}
         if all(found[name] is value for name, value in vars(pipe).items()):

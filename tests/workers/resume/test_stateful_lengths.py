@@ -113,7 +113,7 @@ def test_length_is_a_type_error_when_stages_after_the_join_run_in_each_worker(ur
 
 
 def test_length_is_in_the_state_when_a_stateful_loader_resumes(urls: list[str]) -> None:
-    """Frameworks ask before and after: a resumed loader has the length of a whole epoch."""
+    """Frameworks request it before and after: a resumed loader has the length of a whole epoch."""
     first, again = (StatefulDataLoader(StatefulPipeline(batched(urls), seed=1), batch_size=None) for _ in range(2))
     length = len(first)
     items = iter(first)

@@ -178,7 +178,7 @@ def checkpoint_of(workers: int, shards: int, *, passes: int = 1) -> Checkpoint:
     ("workers", "shards", "passes"), [(1, 5000, 1), (4, 5000, 1), (64, 5000, 1), (8, 5000, 500), (64, 640, 64)]
 )
 def test_checkpoint_is_small_when_workers_have_told_much(workers: int, shards: int, passes: int) -> None:
-    """Less than 10 KB for workers that have each begun 5,000 shards: the fewer marks, the more workers."""
+    """Less than 10 KB for workers that have each begun 5,000 shards: with more workers, each keeps fewer marks."""
     state = checkpoint_of(workers, shards, passes=passes)
     assert len(state.dump()) < 10_000
     assert len(json.dumps(state.to_plain())) < 10_000

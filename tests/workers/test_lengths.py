@@ -395,13 +395,18 @@ class Unsized(IterDataPipe[int]):
 
 
 @pytest.mark.parametrize(
-    "pipe",
-    [Unsized(), Unsized(-1), IterableWrapper(range(10**20)).header(3), IterableWrapper(range(3)).cycle(10**19)],
+    "make",
+    [
+        Unsized,
+        lambda: Unsized(-1),
+        lambda: IterableWrapper(range(10**20)).header(3),
+        lambda: IterableWrapper(range(3)).cycle(10**19),
+    ],
 )
-def test_items_per_epoch_raises_a_type_error_when_a_length_fails_or_is_too_large(pipe: Any) -> None:
+def test_items_per_epoch_raises_a_type_error_when_a_length_fails_or_is_too_large(make: Callable[[], Any]) -> None:
     """Any other error would end ``list(loader)``, which requests the length."""
     with pytest.raises(TypeError, match="is not known"):
-        items_per_epoch(pipe, Place(), 0)
+        items_per_epoch(make(), Place(), 0)
 
 
 def test_items_per_epoch_of_many_cycles_takes_no_time_or_memory() -> None:

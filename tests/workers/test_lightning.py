@@ -110,6 +110,17 @@ def test_state_is_known_when_fit_has_ended(epochs: list[list[int]]) -> None:
     assert resumed(called("on_save_checkpoint", loop, loader.state_dict)) == epochs[1]
 
 
+def test_epoch_of_which_nothing_was_taken_is_the_next_when_fit_has_ended(epochs: list[list[int]]) -> None:
+    """As ``fit`` begins one before it finds that no epoch is left; a state loses none of its items."""
+    loader = loader_of()
+    list(loader)
+    iter(loader)
+    loop = loop_of(loader, 0, 0)
+    loop._data_fetcher, loop.epoch_progress.current.processed = None, 1
+    assert resumed(called("on_save_checkpoint", loop, loader.state_dict)) == epochs[1]
+    assert list(loader) == epochs[1]
+
+
 def test_state_counts_what_was_taken_when_lightning_is_of_an_unknown_version(
     epochs: list[list[int]], caplog: pytest.LogCaptureFixture
 ) -> None:

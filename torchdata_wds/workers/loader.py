@@ -248,6 +248,8 @@ class WdsLoader(Generic[T]):
             return Checkpoint({}, 0, False, None, None, None)
         if running is None:  # Ctrl-C came when an epoch began
             return engine.checkpoint(0)
+        if running.is_fresh:  # the epoch before is over, and this one is the next
+            return engine.checkpoint(0)
         if position is not None and position.is_over and not running.has_more():
             engine.end()
         return lightning.checkpoint_at(position, engine, running.delivered)

@@ -41,7 +41,7 @@ class WdsLoader(Generic[T]):
             and ranks.
         num_workers: The number of worker processes; 0 runs everything in the main process, in the order of one worker.
         seed: Makes every order depend only on this seed, the epoch's number, and the rank and worker. None draws a
-            seed for each epoch from torch's global generator; all ranks share it.
+            seed for each epoch from torch's global generator; all ranks share it, and must begin each epoch.
         ranks: The ranks that share the work: ``"auto"`` for those of ``torch.distributed`` if it is initialized before
             the first epoch, else those of the launcher (``RANK`` and ``WORLD_SIZE``), else this process alone;
             ``(rank, size)``; a ProcessGroup; or one dimension of a DeviceMesh, such as ``mesh["dp"]``. Ranks of one

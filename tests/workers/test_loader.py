@@ -154,6 +154,32 @@ def test_graph_itself_runs_when_it_cannot_be_copied() -> None:
         iter(loader)
 
 
+@pytest.mark.filterwarnings("ignore:Some child DataPipes are not exhausted")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_branches_of_a_fork_stay_in_step(workers: int) -> None:
+    """Each is run by workers of its own, which shuffle what they have in common alike."""
+    one, two = numbers().wds_shuffle(4).fork(2)
+    pipe = one.join_workers().zip(two.map(abs).wds_map(negative).join_workers())
+    with WdsLoader(pipe, workers, seed=1) as loader:
+        for _ in range(2):
+            pairs = list(loader)
+            assert sorted(item for item, _ in pairs) == list(range(23))
+            assert all(item == -other for item, other in pairs)
+
+
+def negative(item: int) -> int:
+    return -item
+
+
+def test_ranks_divide_alike_when_one_has_another_random_stage() -> None:
+    """Rank 0 may log or augment samples in a way of its own: the common shuffle keeps its order."""
+    found: list[int] = []
+    for rank, pipe in enumerate([numbers().wds_shuffle(3).wds_shuffle(5), numbers()]):
+        with WdsLoader(pipe, seed=1, ranks=(rank, 2)) as loader:
+            found += loader
+    assert sorted(found) == list(range(23))
+
+
 @pytest.mark.parametrize("front", ["loader", "torch"])
 def test_every_pass_of_a_cycle_has_each_item_once(front: str, samples: Any) -> None:
     """Each later pass has its own order, which all workers and ranks share."""

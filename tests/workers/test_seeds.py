@@ -92,10 +92,10 @@ GRAPHS: dict[str, Callable[[Urls], IterDataPipe[Any]]] = {
 DIGESTS: dict[tuple[str, int], dict[str, str]] = {
     run: dict(zip(GRAPHS, row.split(), strict=False))
     for run, row in {
-        ("service", 0): "9c38863ed2ff6dce e210621c591b5851 5d886c3f39347706 e4e9ae4cd2cffbda "
-        "e4ce2cca8ac7bf71 9d06984181673989 65a8b3c76aafe9f3 705d14a479f06d4a",
-        ("service", 2): "ad655ed3234149ae dcaef306a001c69f 474aa9e07cf77fc1 f0084a99dc0a58f2 "
-        "8fb6651612489afd 2dde03604fbb10fc 0f9dd1893a7bd46b 360d10b2fad8e6e8",
+        ("service", 0): "3b5704d5bbf61eac b6d88161320ab7e1 c3405969f215b002 42ba1c2313dba496 "
+        "5c971d3b535a76cf 4b2b8d736cd2cef4 da2070e50ba0fdad 1042c902b2c51267",
+        ("service", 2): "6b1d36cdce914913 aecf639baebec821 e9d4fb60c1bd4b28 4686e9e030f27eeb "
+        "5c1e1bea33792ff6 a53ce4d9f531c796 38c0d814e1120293 7ff9b05f1af1cfbf",
         ("dataloader", 0): "44f53b75d9ff54f4 ce834feb2ccc9d97 4e151183d684055f 29ce71ae72c402cb "
         "210f806afd1f2d51 59f1d47210a56bd8",
         ("dataloader", 2): "aef9e784266738a5 a3b618d4bd537e36 8a1d6f67ff1ee494 3e299f3c3bbcd62f "
@@ -312,24 +312,24 @@ if __name__ == "__main__":
 #: As DIGESTS, of one worker in each of two ranks.
 RANK_DIGESTS: list[dict[str, str]] = [
     {
-        "shuffled": "9d2a469e3f6353e4",
-        "natively": "bb9b8fdb315e880b",
-        "resampled": "f31ac4342514826d",
-        "mixed": "0872e701ecb69e7f",
-        "split": "7238cfa6b0ff8b54",
-        "counted": "0924f0bad7b2c14a",
-        "drawing": "b9fa4ea49f672e46",
-        "augmented": "f317eb465b827937",
+        "shuffled": "1e7c4b5469b7b305",
+        "natively": "94666b4b1d106d82",
+        "resampled": "91456bd88ad55257",
+        "mixed": "5ef77332f3bc6361",
+        "split": "4b72e08aa03a236f",
+        "counted": "f0b30c822d024e0e",
+        "drawing": "ad5dffa77fbae2da",
+        "augmented": "cb0fced7f3e089a5",
     },
     {
-        "shuffled": "9c0df5469314d6e8",
-        "natively": "a94bd77d8b747e76",
-        "resampled": "c2a6f7aecaad890d",
-        "mixed": "61b987fe543d7bcc",
-        "split": "fc387574a0f95aea",
-        "counted": "f2c84e5808867dfb",
-        "drawing": "8a640809b665ea63",
-        "augmented": "7b55af3aa84b8e6a",
+        "shuffled": "7f1b1a0d9302aa34",
+        "natively": "33c568fb6c33d720",
+        "resampled": "31e1e575fc8221a2",
+        "mixed": "dfa6a2b14299e93a",
+        "split": "878886d576d53ea6",
+        "counted": "d1a57a37b34f102d",
+        "drawing": "d62535e299ac74da",
+        "augmented": "701f67df60fb8d88",
     },
 ]
 

@@ -33,8 +33,12 @@ def seed_graph(datapipe: DataPipe, seeds: Seeds, place: int) -> None:
     pipes: list[Any] = get_all_graph_pipes(traverse(datapipe))
     agreed = above_filters(pipes)
     random = [pipe for pipe in pipes if inspect.ismethod(getattr(pipe, "set_seed", None))]
-    for number, pipe in enumerate(random):
-        seed = mix(seeds[0], number) if id(pipe) in agreed else mix(seeds[1], place, number)
+    # Numbered from the sources: a stage that only one rank has below the filter leaves the common order as it is.
+    numbers = itertools.count(), itertools.count()
+    for pipe in reversed(random):
+        is_own = id(pipe) not in agreed
+        number = next(numbers[is_own])
+        seed = mix(seeds[1], place, number) if is_own else mix(seeds[0], number)
         pipe.set_seed(seed)
         _seed_passes(pipe, seed)
 

@@ -114,7 +114,7 @@ class Engine:
             if restored is not None and restored.streams is not None:
                 streams = unpack_streams(graph.part(), restored.streams, self._stream_seeds, self.epoch)
             streams.epoch = self.epoch - 1
-            run.begin(graphs.seeds_of(number, seeds), streams)
+            run.begin(graph.seeds_of(number, seeds), streams)
         self._restored, self._begun = None, self.epoch  # only now, since Ctrl-C may come earlier
 
     def end(self) -> None:

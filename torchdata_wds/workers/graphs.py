@@ -147,6 +147,7 @@ class RunningGraph:
     def __init__(self, datapipe: Any, functions: WorkerFunctions) -> None:
         self.end: IterDataPipe[Any] = datapipe  # the last pipe in the main process
         self.branches: list[Any] = find_branches(datapipe)
+        self._numbers = _numbers_of(self.branches)
         self.runs: list[Any] = []  # a `WorkerPool` for each, or one `LocalIterDataPipe` for all
         self.watch: SkipWatch | None = None  # of the stages in the main process, if there are workers
         self.workers = 0
@@ -172,6 +173,11 @@ class RunningGraph:
             last = last.datapipe
         self._run(LocalIterDataPipe(last, seed=self._seed_here, keeps_apart=True, reset=self._reset_here), last)
 
+    def seeds_of(self, number: int, seeds: Seeds) -> Seeds:
+        """Returns the seeds of a branch; the first has the epoch's own, since one branch is the normal case."""
+        number, (shared, local) = self._numbers[number], seeds
+        return (mix(shared, number), mix(local, number)) if number else seeds
+
     def part(self) -> Any:
         """Returns the last pipe of the part that each stream of the first run runs."""
         return self.branches[0] if self.workers else self.runs[0].source_datapipe
@@ -190,11 +196,11 @@ class RunningGraph:
     def _seed_here(self, datapipe: DataPipe, seeds: Seeds, place: int) -> None:
         seed_graph(datapipe, seeds, place + 1)
         for number, branch in enumerate(self.branches):
-            seed_graph(branch, seeds_of(number, seeds), place)
+            seed_graph(branch, self.seeds_of(number, seeds), place)
 
     def _reset_here(self, datapipe: DataPipe, seeds: Seeds, place: int) -> DataPipe:
         for number, branch in enumerate(self.branches):
-            found = self._functions.reset_for(branch, 1, place, seeds_of(number, seeds))
+            found = self._functions.reset_for(branch, 1, place, self.seeds_of(number, seeds))
             if branch is datapipe:
                 datapipe = self.runs[0].source_datapipe = found
             elif found is not branch:
@@ -237,7 +243,8 @@ def _with_pipe(value: Any, old: DataPipe, new: DataPipe) -> Any:
     return value
 
 
-def seeds_of(number: int, seeds: Seeds) -> Seeds:
-    """Returns the seeds of a branch; the first has the epoch's own, since one branch is the normal case."""
-    shared, local = seeds
-    return (mix(shared, number), mix(local, number)) if number else seeds
+def _numbers_of(branches: list[Any]) -> list[int]:
+    """Returns a number for each branch: the same if they have a stage in common, since their items belong together."""
+    # Each branch after a ``fork`` is run by workers of its own, which run the stages before it too.
+    pipes = [set(map(id, upstream(branch))) for branch in branches]
+    return [next(first for first, found in enumerate(pipes) if found & own) for own in pipes]

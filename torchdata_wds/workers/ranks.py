@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import time
 import weakref
 from typing import Any
 
@@ -14,7 +16,10 @@ from torch.utils.data.graph_settings import get_all_graph_pipes
 from torchdata_wds.consumers import Place, distributed_place, divide, rank_place, traverse
 from torchdata_wds.handlers import warn_once
 
+logger = logging.getLogger(__name__)
+
 _HALF = 2**63
+_PATIENCE = 30  # how many seconds a rank waits for the others before it logs that
 
 
 class RankDivision:
@@ -81,7 +86,17 @@ class RankDivision:
         if not self._shares:
             return seed
         shared = torch.tensor(seed - _HALF, dtype=torch.int64)  # a uint64 has no tensor type that all backends take
-        dist.broadcast(shared, src=0, group=_seed_group())
+        work: Any = dist.broadcast(shared, src=0, group=_seed_group(), async_op=True)
+        until = time.monotonic() + _PATIENCE
+        while not work.is_completed() and time.monotonic() < until:
+            time.sleep(0.001)
+        if not work.is_completed():
+            logger.warning(
+                "rank %d has waited %d s for the other ranks to begin this epoch: without a seed, all ranks share one. "
+                "Iterate over the loader in every rank, or pass seed= to begin without waiting",
+                *(self.place.number, _PATIENCE),
+            )
+        work.wait()
         return int(shared.item()) + _HALF
 
 

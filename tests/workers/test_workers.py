@@ -121,7 +121,7 @@ def test_epochs_give_each_key_once_in_a_new_order(name: str, shards: list[str]) 
     """Seven uneven shards, shuffled before the split: three epochs, each key once in each, three orders."""
     run, context = RUNNERS[name]
     pipe = graph(shards).join_workers() if "stock" in name else graph(shards)
-    with time_limit(60):
+    with time_limit(180):
         epochs = list(run(pipe, context))
     for keys in epochs:
         assert sorted(keys) == sorted(KEYS)

@@ -121,9 +121,9 @@ def _asking_loader(dataset: StatefulPipeline) -> _Asking:
 class StatefulPipeline(IterableDataset[Any]):
     """Runs a graph of DataPipes under a plain ``StatefulDataLoader``, and makes its states exact.
 
-    ``StatefulDataLoader`` alone does not save the state of DataPipes: it repeats the beginning of the epoch, in
-    another order. Here a state records each worker's position, and resuming yields the
-    remaining items, as with ``WorkersReadingService``; see there for which items are skipped and which are made again.
+    ``StatefulDataLoader`` alone does not save the state of DataPipes: it repeats the beginning of the epoch, in another
+    order. Here a state records each worker's position, and resuming yields the remaining items, as with
+    ``WorkersReadingService``; see there for which items are skipped and which are made again.
     ``.sharding_filter()`` or ``.split_shards()`` divides the work among workers and ranks. Everything is seeded here:
     the loader's own generator and shuffling have no effect.
 

@@ -28,11 +28,15 @@ def mix(*parts: int | str) -> int:
     return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=8).digest(), "little")
 
 
-def seed_graph(datapipe: DataPipe, seeds: Seeds, place: int) -> None:
-    """Seeds the random pipes of a graph: alike in all consumers above a ``sharding_filter``, by `place` below it."""
+def seed_graph(datapipe: DataPipe, seeds: Seeds, place: int, *, apart: Iterable[IterDataPipe[Any]] = ()) -> None:
+    """Seeds the random pipes of a graph: alike in all consumers above a ``sharding_filter``, by `place` below it.
+
+    Those of the graphs that end `apart` are left out, as if workers ran them.
+    """
     pipes: list[Any] = get_all_graph_pipes(traverse(datapipe))
     agreed = above_filters(pipes)
-    random = [pipe for pipe in pipes if inspect.ismethod(getattr(pipe, "set_seed", None))]
+    others = {id(found) for end in apart for found in upstream(end)}
+    random = [pipe for pipe in pipes if inspect.ismethod(getattr(pipe, "set_seed", None)) and id(pipe) not in others]
     # Numbered from the sources: a stage that only one rank has below the filter leaves the common order as it is.
     numbers = itertools.count(), itertools.count()
     for pipe in reversed(random):

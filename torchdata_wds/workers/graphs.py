@@ -194,7 +194,7 @@ class RunningGraph:
             replace_pipe(self.end, replaced, pipe)
 
     def _seed_here(self, datapipe: DataPipe, seeds: Seeds, place: int) -> None:
-        seed_graph(datapipe, seeds, place + 1)
+        seed_graph(datapipe, seeds, place + 1, apart=self.branches)
         for number, branch in enumerate(self.branches):
             seed_graph(branch, self.seeds_of(number, seeds), place)
 

@@ -255,6 +255,7 @@ def test_pinned_items_use_the_device_in_the_thread(monkeypatch: pytest.MonkeyPat
     assert chosen == [("wds-pin", torch.device(META))]
 
 
+@pytest.mark.slow
 def test_pinned_items_leave_a_program_that_ends_early() -> None:
     """A program that ends while the iterator is in use waits for the item being made, and prints no message."""
     program = """

@@ -303,6 +303,7 @@ cycle.append(cycle)
 """
 
 
+@pytest.mark.slow
 def test_the_program_ends_quietly_when_it_holds_batches() -> None:
     """Shared memory may be held until the very end, by a module and by a cycle."""
     done = run_script(HOLDER)

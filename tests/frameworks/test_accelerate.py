@@ -15,7 +15,6 @@ from tests.kits.framework_kit import (
     run_killed,
 )
 
-pytest.importorskip("accelerate")
 pytestmark = pytest.mark.slow
 
 KILLED = """

@@ -11,7 +11,6 @@ import torch
 from tests.kits.framework_kit import SIZES, example, launch_ranks, make_shards
 from tests.kits.torchdata import needs_torchdata
 
-pytest.importorskip("lightning")
 pytestmark = pytest.mark.slow
 
 RECORDER = """

@@ -16,7 +16,6 @@ from tests.kits.framework_kit import (
     run_killed,
 )
 
-pytest.importorskip("transformers")
 pytestmark = pytest.mark.slow
 
 TRAINER = (

@@ -40,7 +40,7 @@ class CacheFile(NamedTuple):
 
     path: str
     kind: Literal["shard", "samples", "lock"]
-    state: State  # finished, being written by a live process, or left behind by a killed one
+    state: State  # finished, being written by a live process, or left by a killed one
     size: int
     used: float  # when it was last used (or changed, if unfinished), in seconds since 1970
 

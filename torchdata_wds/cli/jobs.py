@@ -141,7 +141,7 @@ class _Worker:
 
 
 def _serve(line: Connection, work: Callable[[Any], str]) -> None:
-    """Works on items, in a worker, until there are no more or the parent dies."""
+    """Works on items, in a worker, until none are left or the parent dies."""
     # SIGTERM raises KeyboardInterrupt, which the work cannot take for an error of its own
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     torch.set_num_threads(1)  # the processes are what runs in parallel

@@ -69,7 +69,7 @@ def _latest(pipe: IterDataPipe[Any]) -> Any:
 
 
 def _place(item: Any) -> str | None:
-    """Names the sample, member or batch that an item is; None if it is none of these."""
+    """Names the sample, member or batch that an item is; None if it is not one of them."""
     if isinstance(item, dict) and "__key__" in item:
         return name_sample(item)[0]
     if isinstance(item, ShardMember):

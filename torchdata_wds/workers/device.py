@@ -127,7 +127,7 @@ class DeviceItems(Iterator[T]):
         device: Where the items go, as for ``torch.device``.
 
     Raises:
-        RuntimeError: if there is no such device, or it cannot be used in this process.
+        RuntimeError: if the device does not exist or cannot be used in this process.
 
     Example:
         >>> list(DeviceItems(iter([{"image": torch.zeros(2), "text": "a"}]), "cpu"))

@@ -75,7 +75,7 @@ def checkpoint_at(position: Position | None, engine: Engine, delivered: int) -> 
 
 
 def skipped_state(loader: object) -> Any:
-    """Returns the state that Lightning holds for a loader but does not load; None if there is none.
+    """Returns the state that Lightning holds for a loader but does not load, or None.
 
     It does not load a state that was saved at the end of an epoch: the loader would start again with epoch 0.
     """

@@ -160,7 +160,7 @@ class SampleCommand:
     """A shell command that turns samples into new samples.
 
     `write_folder` puts a sample into the command's working directory, and `read_folder` reads what is there when it
-    ends. The command runs in bash with ``pipefail``, or in sh where there is no bash, with an empty standard input.
+    ends. The command runs in bash with ``pipefail``, or in sh if bash is not installed, with an empty standard input.
     Processes that it leaves in the background are killed, unless they have started a session of their own.
     """
 

@@ -15,7 +15,7 @@ import argparse, functools, os, sys, types, warnings
 warnings.filterwarnings("ignore", "'set_vital' is deprecated")
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from tests.kits.ranks import launch_ranks
+from tests.kits.ranks import run_ranks
 
 
 def install(mesh, args):
@@ -110,7 +110,7 @@ def run(world, workers, rank):
 if __name__ == "__main__":
     folder, world, workers = sys.argv[1], *map(int, sys.argv[2:])
     os.chdir(folder)
-    launch_ranks(functools.partial(run, world, workers), folder, world)
+    run_ranks(functools.partial(run, world, workers), folder, world)
 """
 
 

@@ -19,7 +19,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.device_mesh import init_device_mesh
-from tests.kits.ranks import launch_ranks
+from tests.kits.ranks import run_ranks
 
 
 class Trainer:
@@ -87,7 +87,7 @@ def refusals(dp_rank, workers):
 if __name__ == "__main__":
     folder, world, workers = sys.argv[1], *map(int, sys.argv[2:])
     os.chdir(folder)
-    launch_ranks(functools.partial(run, world, workers), folder, world)
+    run_ranks(functools.partial(run, world, workers), folder, world)
 """
 
 

@@ -23,8 +23,9 @@ def pytest_configure() -> None:
         multiprocessing.set_start_method("fork", force=True)
 
 
-def pytest_collection_finish() -> None:
-    """Leaves what was imported out of garbage collection, which tests about open files ask for again and again."""
+@pytest.fixture(scope="module", autouse=True)
+def _small_heap() -> None:
+    """Leaves what is there already out of garbage collection, which tests about open files ask for again and again."""
     gc.collect()
     gc.freeze()
 

@@ -1,13 +1,14 @@
 """Streams that a thread reads ahead: the same bytes and failures, a bounded lead, nothing left open."""
 
 import io
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from tests.kits.processes import children
+from tests.kits.processes import children, in_child
 from torchdata_wds.errors import ShardOpenError
 from torchdata_wds.storage import open_shard
 from torchdata_wds.storage.read_ahead import ReadAhead, close_all
@@ -175,3 +176,31 @@ def test_ahead_ends_a_command_that_says_nothing(monkeypatch: pytest.MonkeyPatch)
     stream.close()
     assert not reader_threads()
     assert not children()
+
+
+def test_ahead_is_closed_at_once_when_a_fork_closes_its_copy() -> None:
+    """The fork has no thread to wait for, and a lock that the thread held is held there for ever."""
+    ahead = ahead_of(Tape(100))
+    stream, _ = ahead.opened()
+    is_held, release = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with ahead._changed:
+            is_held.set()
+            release.wait(SECONDS)
+
+    def close() -> None:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(SECONDS)
+        stream.close()
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    is_held.wait(SECONDS)
+    try:
+        assert in_child(close) == 0
+    finally:
+        release.set()
+        holder.join()
+    with stream:
+        assert len(stream.read()) == 100

@@ -84,6 +84,32 @@ def test_loader_names_the_worker_when_it_dies(fault: Any, how: str, in_thread: b
     assert wait_until(lambda: not children())
 
 
+def waits_once(item: int) -> int:
+    """Waits for a second in the first epoch."""
+    if item == 3 and not hasattr(waits_once, "has_waited"):
+        waits_once.has_waited = True  # type: ignore[attr-defined]
+        time.sleep(1)
+    return item
+
+
+def too_late(*_: Any) -> None:
+    raise TimeoutError("too late")
+
+
+@pytest.mark.parametrize("front", FRONTS_QUICK)
+def test_loader_goes_on_when_a_signal_handler_ends_a_wait(front: str) -> None:
+    """The program's own time limit is not taken for the end of a worker."""
+    before = signal.signal(signal.SIGUSR1, too_late)
+    try:
+        with loader_of(IterableWrapper(range(8)).sharding_filter().map(waits_once), front=front) as loader:
+            threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+            with pytest.raises(TimeoutError, match="too late"):
+                list(loader)
+            assert sorted(loader) == list(range(8))
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
 @pytest.mark.parametrize("front", FRONTS_QUICK)
 def test_loader_names_the_worker_when_it_dies_between_epochs(front: str) -> None:
     """A worker killed after an epoch is found at the start of the next, and shutdown still works."""

@@ -1,6 +1,7 @@
 """Opens a shard in a thread, which reads ahead of the shard's reader."""
 
 import io
+import os
 import threading
 import time
 from collections import deque
@@ -33,6 +34,7 @@ class ReadAhead(Source, Generic[T]):
         self._failure: Exception | None = None
         self._is_over = False  # the thread adds no more
         self._is_stopped = False
+        self._owner = os.getpid()
         self._thread = threading.Thread(target=self._run, name="shard read-ahead", daemon=True)
         self._thread.start()
 
@@ -70,6 +72,8 @@ class ReadAhead(Source, Generic[T]):
 
     def stop(self) -> None:
         """Makes the thread end soon; does not wait for it."""
+        if not self._is_here:
+            return
         with self._changed:
             self._is_stopped = True
             self._pieces.clear()
@@ -83,9 +87,15 @@ class ReadAhead(Source, Generic[T]):
     def close(self, patience: float | None = None) -> None:
         """Stops the thread and waits `patience` seconds at most; a thread that ends later closes the source then."""
         self.stop()
-        self._thread.join(_PATIENCE if patience is None else patience)
+        if self._is_here:
+            self._thread.join(_PATIENCE if patience is None else patience)
         self._failure = None  # it refers to the frames that raised it
         super().close()
+
+    @property
+    def _is_here(self) -> bool:
+        """Whether the thread runs in this process: a forked copy has none, and may have a lock that the thread held."""
+        return self._owner == os.getpid()
 
     def _run(self) -> None:
         failure: Exception | None = None

@@ -1,6 +1,7 @@
 """How items cross from the workers to the main process: whole, in their place, in time, and at little cost."""
 
 import gc
+import os
 import random
 import signal
 import socket
@@ -269,6 +270,38 @@ def slow_tensor(number: int) -> torch.Tensor:
     """A large tensor that the main process has to wait for."""
     time.sleep(0.05)
     return torch.full((50_000, 2), number)
+
+
+class Lost:
+    """Notes, in a file, which processes finalize it."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.itself = self
+
+    def __del__(self) -> None:
+        with self.file.open("a") as file:
+            file.write(f"{os.getpid()}\n")
+
+
+def collect(item: Any) -> Any:
+    gc.collect()
+    return item
+
+
+def test_workers_leave_the_garbage_of_the_program_alone(tmp_path: Path) -> None:
+    """Its finalizers may wait for threads and locks of the program, which a fork has not."""
+    file = tmp_path / "finalized"
+    gc.disable()
+    try:
+        Lost(file)
+        with loader_of(IterableWrapper(range(4)).sharding_filter().map(collect)) as loader:
+            assert sorted(loader) == [0, 1, 2, 3]
+        assert not file.exists()
+    finally:
+        gc.enable()
+    gc.collect()
+    assert file.read_text().split() == [str(os.getpid())]
 
 
 def test_batches_come_whole_when_sockets_have_a_default_timeout() -> None:

@@ -171,10 +171,11 @@ class WorkerLink:
         self._connection.close()
         self._process.close()
 
-    def _explained(self, error: Exception) -> Exception:
-        """Returns an error that says how the worker ended; `error` itself if this process has too many files open."""
-        if isinstance(error, OSError) and error.errno == errno.EMFILE:
-            return error
+    def _explained(self, error: Exception) -> RuntimeError:
+        """Returns an error that says how the worker ended; raises `error` itself if its cause is in this process."""
+        # Too many files are open here, or the program's own signal handler has ended a wait.
+        if isinstance(error, TimeoutError) or (isinstance(error, OSError) and error.errno == errno.EMFILE):
+            raise error
         process = self._process
         code: int | None = 1  # its server ended, as it could not import the main module
         if process.pid is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import importlib
 import multiprocessing
 import os
@@ -160,6 +161,8 @@ def run_worker(
     answered: Any,
 ) -> None:
     """Answers the orders of the main process until it hangs up; sets `answered` to the number of the last order."""
+    # A fork leaves the program's garbage alone, whose finalizers may wait for the program's threads and locks.
+    gc.freeze()
     ignore_interrupts()
     # The program's own handler, inherited by a fork, would prevent the worker from being terminated.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

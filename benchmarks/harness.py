@@ -158,12 +158,16 @@ def timed_from(start: int, items: Iterable[Any], size: Callable[[Any], int] | No
 
 
 def run_rounds(what: str, contenders: Sequence[Contender], rounds: int) -> dict[str, list[Run]]:
-    """Runs all contenders one after the other, again and again, each round beginning with another one."""
+    """Runs all contenders one after the other, again and again, each round in another order.
+
+    Every second round is the one before it backwards, so that no contender always runs after the same other one.
+    """
     runs: dict[str, list[Run]] = {contender.name: [] for contender in contenders}
     for number in range(rounds):
         note(f"{what}: round {number + 1} of {rounds}")
-        turn = number % len(contenders)
-        for contender in (*contenders[turn:], *contenders[:turn]):
+        turn = number // 2 % len(contenders)
+        order = [*contenders[turn:], *contenders[:turn]]
+        for contender in order[::-1] if number % 2 else order:
             gc.collect()
             runs[contender.name].append(contender.run())
     return runs

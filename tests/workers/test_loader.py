@@ -154,6 +154,13 @@ def test_graph_itself_runs_when_it_cannot_be_copied() -> None:
         iter(loader)
 
 
+def test_second_loader_says_so_when_the_first_has_divided_its_graph() -> None:
+    pipe = Uncopied().sharding_filter()
+    assert list(WdsLoader(pipe, seed=1, ranks=(0, 2))) == [0, 2, 4]
+    with pytest.raises(ValueError, match="If an earlier loader did, its graph cannot be copied: build the graph again"):
+        list(WdsLoader(pipe, seed=1, ranks=(0, 2)))
+
+
 @pytest.mark.filterwarnings("ignore:Some child DataPipes are not exhausted")
 @pytest.mark.parametrize("workers", [0, 2])
 def test_branches_of_a_fork_stay_in_step(workers: int) -> None:

@@ -54,8 +54,9 @@ class RankDivision:
             return
         if is_divided:
             raise ValueError(
-                "the work is already divided among the ranks, by a DistributedReadingService or apply_sharding: "
-                "drop that, since items would be lost, or leave the ranks to it (without distributed=True or ranks=)"
+                "the work is already divided among the ranks, and items would be lost. If a DistributedReadingService "
+                "or apply_sharding did that, drop it, or leave the ranks to it (without distributed=True or ranks=). "
+                "If an earlier loader did, its graph cannot be copied: build the graph again for each loader"
             )
         if self.option == "distributed" and distributed_place() is None:
             raise RuntimeError(

@@ -1,7 +1,7 @@
 """The layout of the package: its floors, its folders, and what each file may import."""
 
 import ast
-from collections.abc import Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -37,7 +37,18 @@ def name_of(path: Path) -> str:
 
 
 FILES = {name_of(path): path for path in sorted(ROOT.rglob("*.py"))}
-TREES = {name: ast.parse(path.read_text(), str(path)) for name, path in FILES.items()}
+
+
+@cache
+def tree_of(module: str) -> ast.Module:
+    """A module's source, parsed once and only when a test needs it."""
+    return ast.parse(FILES[module].read_text(), str(FILES[module]))
+
+
+@cache
+def nodes_of(module: str) -> list[ast.AST]:
+    """Everything in a module's tree."""
+    return list(ast.walk(tree_of(module)))
 
 
 def floor_of(module: str) -> str:
@@ -45,14 +56,17 @@ def floor_of(module: str) -> str:
     return (*module.split("."), "")[1]
 
 
-def imports_of(module: str) -> Iterator[str]:
+@cache
+def imports_of(module: str) -> list[str]:
     """The full name of everything that a module imports anywhere: inside functions and for type checkers too."""
-    for node in ast.walk(TREES[module]):
+    found: list[str] = []
+    for node in nodes_of(module):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{module} has a relative import"
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            found += [f"{node.module}.{alias.name}" for alias in node.names]
+    return found
 
 
 def modules_of(module: str) -> set[str]:
@@ -68,8 +82,13 @@ def modules_of(module: str) -> set[str]:
 
 
 def dotted(node: ast.AST) -> str:
-    """The source of a name such as os.environ."""
-    return ast.unparse(node) if isinstance(node, (ast.Name, ast.Attribute)) else ""
+    """The source of a name such as os.environ; empty for an attribute of anything else."""
+    match node:
+        case ast.Name(id=name):
+            return name
+        case ast.Attribute(value=value, attr=name) if before := dotted(value):
+            return f"{before}.{name}"
+    return ""
 
 
 def test_floors_are_all_known() -> None:
@@ -116,7 +135,8 @@ def test_torch_is_imported_only_where_it_may_be() -> None:
 
 def test_torch_is_imported_by_codecs_only_when_needed() -> None:
     """Codecs import torch inside functions."""
-    for module, tree in TREES.items():
+    for module in FILES:
+        tree = tree_of(module)
         names = [alias.name for node in tree.body if isinstance(node, ast.Import) for alias in node.names]
         names += [str(node.module) for node in tree.body if isinstance(node, ast.ImportFrom)]
         assert floor_of(module) != "codecs" or "torch" not in {name.split(".")[0] for name in names}, module
@@ -124,8 +144,8 @@ def test_torch_is_imported_by_codecs_only_when_needed() -> None:
 
 def test_only_the_program_prints_and_only_environment_reads_the_environment() -> None:
     """Everything else logs, and every variable is listed in environment.py."""
-    for module, tree in TREES.items():
-        nodes = list(ast.walk(tree))
+    for module in FILES:
+        nodes = nodes_of(module)
         if floor_of(module) != "cli":
             calls = [dotted(node.func) for node in nodes if isinstance(node, ast.Call)]
             assert not {"print", "sys.stdout.write", "sys.stderr.write"} & set(calls), module

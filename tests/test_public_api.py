@@ -7,6 +7,7 @@ import inspect
 import pkgutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -121,7 +122,16 @@ def test_docstring_examples_run(test: doctest.DocTest, tmp_path: Path, monkeypat
 def test_docstring_examples_have_prompts() -> None:
     """An Example section without >>> would never be run."""
     for path in FILES:
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
-                _, marker, example = (ast.get_docstring(node) or "").partition("\nExample:\n")
-                assert not marker or ">>> " in example, f"{path}: {getattr(node, 'name', '')}"
+        text = path.read_text()
+        for node in definitions(ast.parse(text)) if "Example:\n" in text else ():
+            _, marker, example = (ast.get_docstring(node) or "").partition("\nExample:\n")
+            assert not marker or ">>> " in example, f"{path}: {getattr(node, 'name', '')}"
+
+
+def definitions(node: ast.AST) -> Iterator[ast.Module | ast.ClassDef | ast.FunctionDef]:
+    """What can have a docstring, in a module or anywhere in its statements."""
+    if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
+        yield node
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, (ast.stmt, ast.excepthandler, ast.match_case)):
+            yield from definitions(child)

@@ -16,6 +16,7 @@ import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import pytest
 import torch
@@ -37,6 +38,8 @@ TEXTS = {page: path.read_text() for page, path in PAGES.items()}
 SIZES = (9, 4, 13, 1, 7, 20, 3, 6)
 #: Lines that other tests run (the benchmarks, the distributed script), or that nothing can run here.
 NOT_RUN = ("pip install", "pytest", "ruff check", "torchrun", "python benchmarks/")
+#: What README's training loop prints.
+LOSSES = r"epoch 0: loss \d+\.\d\d\nepoch 1: loss \d+\.\d\d\n"
 #: What the blocks of the manual may import, and a reader need not have.
 FRAMEWORKS = ("accelerate", "lightning", "transformers")
 
@@ -139,7 +142,8 @@ def run_shell(source: str) -> None:
     """Runs the lines of a shell block, those of the package in this process; each must do what the page says."""
     for line in source.splitlines():
         if line.startswith("wds "):
-            done = run_line(line)
+            with mock.patch("os.cpu_count", return_value=1):  # beside threads, each of two processes would be spawned
+                done = run_line(line)
             assert done is not None, line
             assert done.status == int("damaged" in line), done.err
             assert "wds demo" not in line or done.text.endswith("every sample came exactly once\n")
@@ -196,6 +200,20 @@ def test_block_runs_when_those_before_it_have_run(page: str, number: int, workpl
         pytest.skip(f"needs {framework}")
 
 
+def test_training_loop_prints_the_loss_of_each_epoch(
+    workplaces: dict[str, Workplace], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """README's first program, on the demo's shards."""
+    main = workplaces["README"]["main"]
+    monkeypatch.chdir(workplaces["README"].folder)
+    capsys.readouterr()
+    main()
+    printed, errors = capsys.readouterr()
+    assert errors == ""
+    assert re.fullmatch(LOSSES, printed)
+
+
+@pytest.mark.slow
 def test_training_loop_runs_when_pasted_after_the_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """README's first program, in a process of its own, beside nothing but the demo's shards."""
     monkeypatch.chdir(tmp_path)
@@ -206,7 +224,7 @@ def test_training_loop_runs_when_pasted_after_the_demo(tmp_path: Path, monkeypat
     (tmp_path / "loop.py").write_text(program)
     done = subprocess.run([sys.executable, "loop.py"], capture_output=True, text=True, timeout=300, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-    assert re.fullmatch(r"epoch 0: loss \d+\.\d\d\nepoch 1: loss \d+\.\d\d\n", done.stdout)
+    assert re.fullmatch(LOSSES, done.stdout)
 
 
 def test_pages_lose_no_sample_when_workers_are_joined_or_a_shard_is_missing(workplaces: dict[str, Workplace]) -> None:

@@ -1,5 +1,6 @@
 """Functional names survive every way in which the package is imported more than once."""
 
+import importlib
 import json
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 from torch.utils.data import IterDataPipe
 
+from tests.kits.processes import in_child
 from torchdata_wds.pipes.base import functional_forms, register
 
 # A process of its own: what is imported here would be seen by all other tests.
@@ -76,14 +78,6 @@ for module in modules:
 importlib.reload(torchdata_wds)
 results["reload of every module"] = (None, outcome())
 
-class Foreign(IterDataPipe):
-    pass
-
-forget()
-del IterDataPipe.functions["wds_unbatch"]
-IterDataPipe.register_datapipe_as_function("wds_unbatch", Foreign)
-results["a name of another package"] = failure()
-
 print(json.dumps(results))
 """
 
@@ -131,10 +125,22 @@ def test_registration_shows_the_real_error_when_an_import_fails(results: dict[st
     assert results[way] == "ImportError: a dependency is missing"
 
 
-def test_registration_names_the_owner_when_another_package_has_a_name_at_import(results: dict[str, Any]) -> None:
+class Foreign(IterDataPipe[Any]):
+    """A pipe of another package."""
+
+
+def test_registration_names_the_owner_when_another_package_has_a_name_at_import() -> None:
     """A name that another package took is an error of the import that says who has it."""
-    error = results["a name of another package"]
-    assert error == "RuntimeError: the functional name 'wds_unbatch' already belongs to <class '__main__.Foreign'>"
+
+    def import_again() -> None:
+        for name in [name for name in sys.modules if name.split(".")[0] == "torchdata_wds"]:
+            del sys.modules[name]
+        del IterDataPipe.functions["wds_unbatch"]
+        IterDataPipe.register_datapipe_as_function("wds_unbatch", Foreign)
+        with pytest.raises(RuntimeError, match=f"^the functional name 'wds_unbatch' already belongs to {Foreign}$"):
+            importlib.import_module("torchdata_wds")
+
+    assert in_child(import_again) == 0
 
 
 def test_register_names_the_owner_when_a_name_is_torchs_own() -> None:

@@ -2,7 +2,7 @@
 
 import os
 import pty
-import subprocess
+import pydoc
 import sys
 from pathlib import Path
 
@@ -10,6 +10,7 @@ import pytest
 
 import torchdata_wds
 from tests.kits.tool_kit import run_wds
+from torchdata_wds.cli.main import main
 
 MANUAL = {path.stem: path.read_text() for path in Path(torchdata_wds.__file__).parent.glob("docs/*.md")}
 
@@ -42,21 +43,17 @@ def test_help_lists_the_topics_when_there_is_no_such_topic(topic: str, suggested
     assert suggested is None or f"did you mean {suggested!r}?" in done.err
 
 
-def test_help_uses_the_pager_when_output_is_a_terminal(tmp_path: Path) -> None:
+def test_help_uses_the_pager_when_output_is_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """PAGER gets the page."""
     shown = tmp_path / "shown.md"
+    for name, value in {"PAGER": f"cat > '{shown}'", "MANPAGER": "", "TERM": "xterm"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(pydoc, "pager", pydoc.pager)  # which replaces itself when it is called
     controller, terminal = pty.openpty()
-    try:
-        done = subprocess.run(
-            [sys.executable, "-m", "torchdata_wds", "help", "trust"],
-            stdin=terminal,
-            stdout=terminal,
-            env={**os.environ, "PAGER": f"cat > '{shown}'", "MANPAGER": "", "TERM": "xterm"},
-            timeout=120,
-            check=False,
-        )
-    finally:
-        os.close(terminal)
-        os.close(controller)
-    assert done.returncode == 0
+    with os.fdopen(controller, "rb"), os.fdopen(terminal) as stdin, os.fdopen(os.dup(terminal), "w") as stdout:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        monkeypatch.setattr(sys, "stdout", stdout)
+        status = main(["help", "trust"])
+        monkeypatch.undo()
+    assert status == 0
     assert shown.read_text() == MANUAL["trust"]

@@ -27,6 +27,7 @@ from tests.kits.shards import image_samples, sample_members, write_tar
 from tests.kits.tool_kit import run_line, run_wds
 from tests.kits.torchdata import is_installed, needs_torchdata, skip_test, uses_torchdata
 from torchdata_wds import environment
+from torchdata_wds.cli import demo
 from torchdata_wds.cli.main import COMMANDS
 from torchdata_wds.codecs import CODECS, IMAGE_SPECS
 from torchdata_wds.pipes.base import functional_forms
@@ -38,6 +39,8 @@ TEXTS = {page: path.read_text() for page, path in PAGES.items()}
 SIZES = (9, 4, 13, 1, 7, 20, 3, 6)
 #: Lines that other tests run (the benchmarks, the distributed script), or that nothing can run here.
 NOT_RUN = ("pip install", "pytest", "ruff check", "torchrun", "python benchmarks/")
+#: Pages whose blocks take seconds to import what they are about.
+SLOW = {"frameworks"}
 #: What README's training loop prints.
 LOSSES = r"epoch 0: loss \d+\.\d\d\nepoch 1: loss \d+\.\d\d\n"
 #: What the blocks of the manual may import, and a reader need not have.
@@ -142,7 +145,8 @@ def run_shell(source: str) -> None:
     """Runs the lines of a shell block, those of the package in this process; each must do what the page says."""
     for line in source.splitlines():
         if line.startswith("wds "):
-            with mock.patch("os.cpu_count", return_value=1):  # beside threads, each of two processes would be spawned
+            # Beside threads, several processes would be spawned. The demo's own shards are larger than is needed here.
+            with mock.patch("os.cpu_count", return_value=1), mock.patch.object(demo, "SIZES", SIZES):
                 done = run_line(line)
             assert done is not None, line
             assert done.status == int("damaged" in line), done.err
@@ -188,7 +192,11 @@ def workplaces(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 # ------------------------------------------------------------------------------------------------------ the blocks run
 @pytest.mark.parametrize(
     ("page", "number"),
-    [pytest.param(page, n, id=f"{page}-{block.line}") for page in PAGES for n, block in enumerate(blocks(page), 1)],
+    [
+        pytest.param(page, n, id=f"{page}-{block.line}", marks=[pytest.mark.slow] * (page in SLOW))
+        for page in PAGES
+        for n, block in enumerate(blocks(page), 1)
+    ],
 )
 def test_block_runs_when_those_before_it_have_run(page: str, number: int, workplaces: dict[str, Workplace]) -> None:
     """Every Python and shell block, offline, beside shards of the names it uses."""

@@ -152,7 +152,7 @@ def test_index_works_on_several_processes(tmp_path: Path) -> None:
     """The default; with the same result, and errors that come back."""
     urls = write_text_shards(tmp_path, (3, 0, 2, 5, 1))
     Path(urls[3]).write_bytes(b"no tar")
-    done = run_wds("index", tmp_path, "-p", "3")
+    done = run_wds("index", tmp_path, "-p", "2")
     assert done.status == 1
     assert f"not indexed: shard {urls[3]} is not a tar archive" in done.err
     for url in (*urls[:3], urls[4]):

@@ -109,7 +109,7 @@ def test_pipelines_keep_every_sample_when_run_by_a_shell(tmp_path: Path) -> None
         "wds cat {urls} | head -c 1000 | wc -c",
         "wds tsv -f 'cls txt' {urls} | head -n 2 | wc -c",
         "wds cat {urls} | wds split -n 2 --max-shards 1 -o part",
-        "wds cat {urls} -o closed.tar <&- 2>&- && wds ls closed.tar | wc -l | grep 1600",
+        "wds cat {urls} -o closed.tar <&- 2>&-",
     ],
     ids=["cat", "tsv", "split", "closed"],
 )
@@ -121,5 +121,7 @@ def test_output_that_nobody_reads_on_ends_the_program_quietly(line: str, tmp_pat
     assert done.returncode == 0
     assert b"Traceback" not in done.stderr
     assert b"roken" not in done.stderr
+    if "closed" in line:
+        assert len(read_samples(tmp_path / "closed.tar")) == 1600
     if "split" in line:
         assert [sample["__key__"] for sample in read_samples(tmp_path / "part-000000.tar")] == text_keys((2,))

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import signal
-import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
@@ -11,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.kits.forked_program import ForkedProgram
 from tests.kits.processes import children, is_alive, wait_until
 from tests.kits.shards import text_keys, write_text_shards
 from tests.kits.tool_kit import read_samples, run_wds
 
 SIZES = (3, 1, 4, 1, 5, 2, 6, 2)
-PROGRAM = (sys.executable, "-m", "torchdata_wds", "map")
 MODULE = "map_tool_functions"
 
 SIBLING = """
@@ -311,27 +310,15 @@ def test_map_masks_secrets(here: Path) -> None:
     assert "abcdef" not in result.err
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_map_ends_its_workers_when_interrupted(number: signal.Signals, status: int, here: Path) -> None:
     """Ctrl-C and kill, which the workers do not see: no words, no process and nothing half left."""
-
-    def heed_interrupts() -> None:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-    process = subprocess.Popen(
-        [*PROGRAM, f"{MODULE}:wait", "shard-*.tar", "-o", "out/", "--workers", "2"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-        preexec_fn=heed_interrupts,
-    )
+    program = ForkedProgram("map", f"{MODULE}:wait", "shard-*.tar", "-o", "out/", "--workers", 2)
     assert wait_until(lambda: len(list(here.glob("begun-*"))) == 2)
     if number == signal.SIGINT:
-        os.killpg(process.pid, number)
+        os.killpg(program.pid, number)
     else:
-        os.kill(process.pid, number)
-    output, _ = process.communicate(timeout=300)
-    assert (process.returncode, output) == (status, b"")
+        os.kill(program.pid, number)
+    assert program.wait() == (status, b"")
     assert not [path for path in here.glob("begun-*") if is_alive(int(path.name[6:]))]
     assert outputs(here / "out") == []

@@ -11,6 +11,7 @@ from unittest import mock
 
 import pytest
 
+from tests.kits.forked_program import ForkedProgram
 from tests.kits.processes import is_alive, wait_until
 from tests.kits.shards import sample_members, text_keys, write_tar, write_text_shards
 from tests.kits.tool_kit import Result, read_samples, run_wds
@@ -345,37 +346,23 @@ def test_proc_replaces_no_file_unless_forced(shards: list[str]) -> None:
     assert keys_in(Path(shards[0])) == text_keys((0, 4))
 
 
-# ---------------------------------------------------------------------------------------------- the installed program
-def heed_interrupts() -> None:
-    """Undoes what a shell does to the programs that it starts in the background: they would not see Ctrl-C."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
-@pytest.mark.slow
+# ------------------------------------------------------------------------------------------------ the whole program
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_proc_kills_its_commands_when_interrupted(
     number: signal.Signals, status: int, shards: list[str], tmp_path: Path, temporary: Path
 ) -> None:
     """Ctrl-C and kill: no words, no process, folder or output left."""
     command = f"cp sample.txt {tmp_path}/txt; echo $$ > {tmp_path}/pid; sleep 1000; true"
-    process = subprocess.Popen(
-        [*PROGRAM, "-c", command, "--tmpdir", str(temporary), *shards, "-o", str(tmp_path / "out.tar")],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-        preexec_fn=heed_interrupts,
-    )
+    program = ForkedProgram("proc", "-c", command, "--tmpdir", temporary, *shards, "-o", tmp_path / "out.tar")
     pid = tmp_path / "pid"
     assert wait_until(lambda: pid.is_file() and pid.read_text().strip() != "")
-    os.kill(process.pid, number)
-    output, _ = process.communicate(timeout=300)
-    assert (process.returncode, output) == (status, b"")
+    os.kill(program.pid, number)
+    assert program.wait() == (status, b"")
     assert not is_alive(int(pid.read_text()))
     assert (tmp_path / "txt").read_text() == "text of s0-00000"
     assert not (tmp_path / "out.tar").exists()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_proc_goes_on_behind_the_last_whole_output_when_it_was_ended(
     number: signal.Signals, shards: list[str], tmp_path: Path, temporary: Path
@@ -384,10 +371,10 @@ def test_proc_goes_on_behind_the_last_whole_output_when_it_was_ended(
     at, out = tmp_path / "at", tmp_path / "out"
     command = f"case $(cat sample.__key__) in s1-00002) test -e {at} || {{ touch {at}; sleep 1000; }};; esac"
     options = ("-c", command, "--tmpdir", str(temporary), *shards, "-o", f"{out}/")
-    process = subprocess.Popen([*PROGRAM, *options], stderr=subprocess.DEVNULL, preexec_fn=heed_interrupts)
+    program = ForkedProgram("proc", *options)
     assert wait_until(at.exists)
-    os.kill(process.pid, number)
-    assert process.wait(300) == (130 if number == signal.SIGINT else -number)
+    os.kill(program.pid, number)
+    assert program.wait()[0] == (130 if number == signal.SIGINT else -number)
     assert [path.name for path in out.iterdir() if not path.name.startswith(".")] == ["shard-000000.tar"]
     assert number == signal.SIGKILL or len(list(out.iterdir())) == 1
     for left in temporary.iterdir():

@@ -273,7 +273,7 @@ def slow_tensor(number: int) -> torch.Tensor:
 
 
 class Lost:
-    """Notes, in a file, which processes finalize it."""
+    """Notes, in a file, which process finalizes it."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -290,18 +290,19 @@ def collect(item: Any) -> Any:
 
 
 def test_workers_leave_the_garbage_of_the_program_alone(tmp_path: Path) -> None:
-    """Its finalizers may wait for threads and locks of the program, which a fork has not."""
-    file = tmp_path / "finalized"
-    gc.disable()
+    """Its finalizers may wait for threads and locks of the program, which a fork does not have."""
+    files = [tmp_path / "0", tmp_path / "1"]
+    os.register_at_fork(before=lambda: Lost(files.pop()) if files else None)
+    thresholds = gc.get_threshold()
+    gc.set_threshold(1, 1, 1)
     try:
-        Lost(file)
         with loader_of(IterableWrapper(range(4)).sharding_filter().map(collect)) as loader:
             assert sorted(loader) == [0, 1, 2, 3]
-        assert not file.exists()
     finally:
-        gc.enable()
+        gc.set_threshold(*thresholds)
     gc.collect()
-    assert file.read_text().split() == [str(os.getpid())]
+    assert not files
+    assert [file.read_text().split() for file in tmp_path.iterdir()] == [[str(os.getpid())]] * 2
 
 
 def test_batches_come_whole_when_sockets_have_a_default_timeout() -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import gc
 import multiprocessing.forkserver
 import signal
 import socket
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from multiprocessing.process import BaseProcess
 from typing import Any, Final
 
@@ -25,6 +27,18 @@ END: Final = object()  # marks the end of a worker's stream
 _MOST_SEGMENTS = 128
 _SPARE_SEGMENTS = 6
 _PATIENCE = GRACE + CHECK_INTERVAL + 1  # how many seconds a worker may take to end; its guard normally ends it sooner
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Switches garbage collection off in a block; a process forked in it begins without, until `run_worker`."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 class WorkerLink:
@@ -53,7 +67,7 @@ class WorkerLink:
         if method == "forkserver":  # start the server before Ctrl-C is blocked
             multiprocessing.forkserver.ensure_running()
         try:
-            with interrupts_held(), no_traversal():
+            with interrupts_held(), no_traversal(), _no_collection():
                 self._process.start()
         except BaseException as error:
             self._connection.close()

@@ -161,8 +161,10 @@ def run_worker(
     answered: Any,
 ) -> None:
     """Answers the orders of the main process until it hangs up; sets `answered` to the number of the last order."""
-    # A fork leaves the program's garbage alone, whose finalizers may wait for the program's threads and locks.
+    # A fork leaves the program's garbage alone. Finalizers may wait for ever for threads that only the program has, as
+    # that of a video frame does once PyAV has converted it.
     gc.freeze()
+    gc.enable()
     ignore_interrupts()
     # The program's own handler, inherited by a fork, would prevent the worker from being terminated.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -1,6 +1,7 @@
 """Accelerate: killed and resumed from its checkpoints, a run sees the batches of an unbroken run."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -8,9 +9,9 @@ import pytest
 from tests.kits.framework_kit import (
     RECORDING_MODEL,
     SIZES,
+    RankServer,
     check_joined,
     example,
-    launch_ranks,
     make_shards,
     run_killed,
 )
@@ -30,19 +31,24 @@ print(model.layer.weight.sum().item())
 """
 
 
-@pytest.fixture(autouse=True)
-def _on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+@pytest.fixture(scope="module")
+def server() -> Iterator[RankServer]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ACCELERATE_USE_CPU", "true")
+        with RankServer("accelerate") as server:
+            yield server
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_two_ranks_resume_with_the_next_batch_when_they_were_killed(tmp_path: Path, workers: int) -> None:
+def test_two_ranks_resume_with_the_next_batch_when_they_were_killed(
+    tmp_path: Path, workers: int, server: RankServer
+) -> None:
     """A loader that prepare() leaves unchanged has its position in the checkpoint: the manual's example.
 
     The run is killed in its second epoch, three batches after the last checkpoint.
     """
     make_shards(tmp_path)
-    run_killed(example("Accelerate") + RECORDING_MODEL + KILLED, tmp_path, str(workers))
+    run_killed(server, example("Accelerate") + RECORDING_MODEL + KILLED, tmp_path, str(workers))
     check_joined(tmp_path, saved=10, killed=13)
 
 
@@ -75,10 +81,10 @@ print(json.dumps(found))
 """
 
 
-def test_tools_of_accelerate_work_with_a_loader_that_it_does_not_know(tmp_path: Path) -> None:
+def test_tools_of_accelerate_work_with_a_loader_that_it_does_not_know(tmp_path: Path, server: RankServer) -> None:
     """Metrics without repeated samples, accumulated steps and ranks of uneven length, as in the manual."""
     make_shards(tmp_path)
-    done = launch_ranks(example("Accelerate") + CASES, tmp_path)
+    done = server.launch(example("Accelerate") + CASES, tmp_path)
     assert [rank.returncode for rank in done] == [0, 0], done[0].stderr
     found = [json.loads(rank.stdout) for rank in done]
     assert [one.pop("joined") for one in found] == [[0, 2, 4, 6], [1, 3, 5]]

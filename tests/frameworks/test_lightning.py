@@ -2,16 +2,24 @@
 
 import json
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.kits.framework_kit import SIZES, example, launch_ranks, make_shards
+from tests.kits.framework_kit import SIZES, RankServer, example, make_shards
 from tests.kits.torchdata import needs_torchdata
 
 pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RankServer]:
+    with RankServer("lightning") as server:
+        yield server
+
 
 RECORDER = """
 import json, os, signal, sys
@@ -46,12 +54,14 @@ def batches(path: Path) -> list[Any]:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_two_ranks_resume_with_the_next_batch_when_they_were_killed(tmp_path: Path, workers: int) -> None:
+def test_two_ranks_resume_with_the_next_batch_when_they_were_killed(
+    tmp_path: Path, workers: int, server: RankServer
+) -> None:
     """The manual's example, with shards of uneven sizes: the last checkpoint of the killed run was at step 5."""
     make_shards(tmp_path)
     script = example("Lightning") + RECORDER + KILLED
     for phase in ("whole", "first", "second"):
-        for rank in launch_ranks(script, tmp_path, phase, str(workers)):
+        for rank in server.launch(script, tmp_path, phase, str(workers)):
             assert rank.returncode == (-signal.SIGKILL if phase == "first" else 0), rank.stderr
     saved = torch.load(tmp_path / "first/last.ckpt", weights_only=True)["loops"]["fit_loop"]["state_dict"]
     assert [state["item"] for state in saved["combined_loader"][0]["ranks"]] == [5, 5]
@@ -64,7 +74,7 @@ def test_two_ranks_resume_with_the_next_batch_when_they_were_killed(tmp_path: Pa
         assert sorted(label for number, real in joined for label in real if number == epoch) == list(range(sum(SIZES)))
 
 
-def test_two_ranks_resume_with_the_next_batch_when_sigterm_ended_them(tmp_path: Path) -> None:
+def test_two_ranks_resume_with_the_next_batch_when_sigterm_ended_them(tmp_path: Path, server: RankServer) -> None:
     """The checkpoint that Lightning saves then holds the states of both; the step under way is finished first."""
     make_shards(tmp_path)
     code = example("Lightning").replace(
@@ -72,7 +82,7 @@ def test_two_ranks_resume_with_the_next_batch_when_sigterm_ended_them(tmp_path: 
     )
     script = code + RECORDER + KILLED.replace("else None)", "else None, signal.SIGTERM)", 1)
     for phase in ("first", "second"):
-        for rank in launch_ranks(script, tmp_path, phase, "0"):
+        for rank in server.launch(script, tmp_path, phase, "0"):
             assert rank.returncode == 0, rank.stderr
     runs = [[batches(tmp_path / f"{phase}-{rank}.jsonl") for rank in range(2)] for phase in ("first", "second")]
     assert [len(run) for run in runs[0]] == [7, 7]
@@ -186,11 +196,11 @@ KINDS: dict[str, tuple[str, int, dict[str, Any]]] = {
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Any, Any]]:
+def runs(tmp_path_factory: pytest.TempPathFactory, server: RankServer) -> dict[str, tuple[Any, Any]]:
     """The batches of an unbroken and a resumed run of each kind."""
     folder = tmp_path_factory.mktemp("lightning")
     make_shards(folder)
-    (done,) = launch_ranks(example("Lightning") + RECORDER + CASES, folder, json.dumps(KINDS), world=1, seconds=500)
+    (done,) = server.launch(example("Lightning") + RECORDER + CASES, folder, json.dumps(KINDS), world=1, seconds=500)
     assert done.returncode == 0, done.stderr
     return {case: (whole, second) for case, whole, second in map(json.loads, done.stdout.splitlines())}
 

@@ -91,7 +91,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize(("world", "workers"), [(2, 0), (2, 2), (4, 0)])
+@pytest.mark.parametrize(("world", "workers"), [(2, 2), (4, 0)])
 def test_run_resumes_with_the_next_batch_from_a_distributed_checkpoint(
     world: int, workers: int, tmp_path: Path
 ) -> None:

@@ -1,6 +1,7 @@
 """The Trainer of transformers: killed and resumed from its checkpoints, it sees the batches of an unbroken run."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +10,21 @@ import pytest
 from tests.kits.framework_kit import (
     RECORDING_MODEL,
     SIZES,
+    RankServer,
     check_joined,
     example,
-    launch_ranks,
     make_shards,
     run_killed,
 )
 
 pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RankServer]:
+    with RankServer("accelerate", "transformers.trainer") as server:
+        yield server
+
 
 TRAINER = (
     RECORDING_MODEL
@@ -50,14 +58,14 @@ print(model.layer.weight.sum().item())
     [(0, 9, {"save_strategy": "epoch"}), (2, 12, {"save_steps": 3, "gradient_accumulation_steps": 2})],
 )
 def test_two_ranks_resume_with_the_next_batch_when_they_were_killed(
-    tmp_path: Path, workers: int, saved: int, options: dict[str, Any]
+    tmp_path: Path, workers: int, saved: int, options: dict[str, Any], server: RankServer
 ) -> None:
     """Two ranks of a Trainer, which lost half of an epoch when it divided the pipe again: the manual's example.
 
     The checkpoint is that after the first epoch, or one in the middle of the second.
     """
     make_shards(tmp_path)
-    run_killed(example("HF Trainer") + TRAINER + KILLED, tmp_path, str(workers), json.dumps(options))
+    run_killed(server, example("HF Trainer") + TRAINER + KILLED, tmp_path, str(workers), json.dumps(options))
     check_joined(tmp_path, saved, killed=16)
 
 
@@ -76,10 +84,10 @@ print("\\n" + json.dumps(trainer.evaluate()["eval_labels"]))
 """
 
 
-def test_evaluation_has_each_sample_once_on_two_ranks(tmp_path: Path) -> None:
+def test_evaluation_has_each_sample_once_on_two_ranks(tmp_path: Path, server: RankServer) -> None:
     """Without those that even="pad" repeats."""
     make_shards(tmp_path)
-    for rank in launch_ranks(example("HF Trainer") + TRAINER + EVALUATED, tmp_path):
+    for rank in server.launch(example("HF Trainer") + TRAINER + EVALUATED, tmp_path):
         assert rank.returncode == 0, rank.stderr
         assert sorted(json.loads(rank.stdout.splitlines()[-1])) == list(range(sum(SIZES)))
 
@@ -103,10 +111,10 @@ print(json.dumps(said))
 """
 
 
-def test_trainer_fails_when_it_would_skip_batches_itself_or_knows_no_length(tmp_path: Path) -> None:
+def test_trainer_fails_when_it_would_skip_batches_itself_or_knows_no_length(tmp_path: Path, server: RankServer) -> None:
     """Before it has taken a batch, so that nothing is lost."""
     make_shards(tmp_path)
-    (rank,) = launch_ranks(example("HF Trainer") + TRAINER + REFUSED, tmp_path, world=1)
+    (rank,) = server.launch(example("HF Trainer") + TRAINER + REFUSED, tmp_path, world=1)
     assert rank.returncode == 0, rank.stderr
     skipping, unsized = json.loads(rank.stdout.splitlines()[-1])
     assert "has no attribute 'dataset'" in skipping

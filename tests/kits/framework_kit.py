@@ -3,13 +3,15 @@
 import json
 import os
 import re
+import select
 import signal
 import socket
 import subprocess
 import sys
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from tests.kits.shards import jpeg_bytes, sample_members, write_tar
 from tests.kits.workers_kit import ROOT
@@ -53,33 +55,52 @@ def check_epochs(runs: list[list[list[tuple[int, bool]]]], workers: int, epochs:
     assert runs[0][:steps] != runs[0][steps : 2 * steps]
 
 
-def launch_ranks(
-    script: str, folder: Path, *arguments: str, world: int = 2, seconds: int = 180
-) -> list[subprocess.CompletedProcess[str]]:
-    """Runs a script in a folder as the ranks of a launcher; returns the result of each."""
-    path = folder / "script.py"
-    path.write_text(script)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    ranks = []
-    for rank in range(world):
-        place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "NODE_RANK": "0"}
-        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
-        environment = {**os.environ, **place, **address, "PYTHONPATH": str(ROOT)}
-        command = [sys.executable, str(path), *arguments]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        ranks.append(subprocess.Popen(command, cwd=folder, env=environment, text=True, **pipes))
-    done = []
-    try:
-        for process in ranks:
-            out, err = process.communicate(timeout=seconds)
-            done.append(subprocess.CompletedProcess(process.args, process.returncode, out, err))
-    finally:
-        for process in ranks:
-            process.kill()
-            process.wait()
-    return done
+class RankServer:
+    """Runs scripts as the ranks of a launcher, forked from one process that has imported what they import."""
+
+    def __init__(self, *modules: str) -> None:
+        command = [sys.executable, "-m", "tests.kits.rank_server", "torchdata_wds", "torch._dynamo", *modules]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        self._process = subprocess.Popen(command, env=environment, text=True, cwd=ROOT, start_new_session=True, **pipes)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)  # the ranks, their workers and the server
+        self._process.communicate()
+
+    def launch(
+        self, script: str, folder: Path, *arguments: str, world: int = 2, seconds: int = 180
+    ) -> list[subprocess.CompletedProcess[str]]:
+        """Runs a script in a folder as the ranks of a launcher, or alone; returns the result of each rank."""
+        path = folder / "script.py"
+        path.write_text(script)
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world), "NODE_RANK": "0"}
+        environments = [{**address, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world)]
+        if world == 1:
+            environments = [{}]
+        files = [[str(folder / f"{name}-{rank}.txt") for name in ("stdout", "stderr")] for rank in range(world)]
+        request = {"script": str(path), "arguments": arguments, "folder": str(folder)}
+        codes = self._ask({**request, "environments": environments, "files": files}, seconds)
+        return [
+            subprocess.CompletedProcess([str(path), *arguments], code, *(Path(file).read_text() for file in pair))
+            for code, pair in zip(codes, files, strict=True)
+        ]
+
+    def _ask(self, request: dict[str, Any], seconds: int) -> list[int]:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        assert select.select([self._process.stdout], [], [], seconds)[0], f"the ranks did not end within {seconds} s"
+        codes: list[int] = json.loads(self._process.stdout.readline())
+        return codes
 
 
 #: A model that notes the labels it sees, without those of repeated samples, and that may kill its process.
@@ -104,11 +125,11 @@ class Model(torch.nn.Module):
 """
 
 
-def run_killed(script: str, folder: Path, *arguments: str) -> None:
+def run_killed(server: RankServer, script: str, folder: Path, *arguments: str) -> None:
     """Runs a script as two ranks: whole, killed by SIGKILL, and resumed, as its first argument says."""
     weights = {}  # the script prints them last
     for phase in ("whole", "killed", "resumed"):
-        ranks = launch_ranks(script, folder, phase, *arguments)
+        ranks = server.launch(script, folder, phase, *arguments)
         for rank in ranks:
             assert rank.returncode == (-signal.SIGKILL if phase == "killed" else 0), rank.stderr
         weights[phase] = [rank.stdout.splitlines()[-1:] for rank in ranks]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import random
 from collections import Counter
@@ -37,6 +38,7 @@ from tests.kits.torchdata import (
     MultiProcessingReadingService,
     StatefulDataLoader,
     WorkersReadingService,
+    is_installed,
     needs_torchdata,
 )
 from tests.kits.workers_kit import logged_in, run_script
@@ -645,16 +647,16 @@ def test_division_warns_when_only_workers_are_told(world: World) -> None:
 
 
 RANKS = """
-import sys, warnings
+import functools, json, os, sys, warnings
 from torch.utils.data import DataLoader
 from tests.kits.ranks import run_ranks
 from tests.pipes import test_division
 from tests.pipes.test_division import *
 
-folder, way, *urls = sys.argv[1:]
+folder, ways, *urls = sys.argv[1:]
 warnings.filterwarnings("ignore", "'set_vital' is deprecated")
 
-def run(rank):
+def run(way, rank):
     pipe = samples(urls)
     match way:
         case "loop":
@@ -683,23 +685,39 @@ def run(rank):
             return list(iterator) if rank == 0 else []
 
 if __name__ == "__main__":
-    run_ranks(run, folder)
+    for way in json.loads(ways):
+        os.mkdir(f"{folder}/{way}")
+        os.dup2(os.open(f"{folder}/{way}/stderr", os.O_WRONLY | os.O_CREAT), 2)
+        run_ranks(functools.partial(run, way), f"{folder}/{way}")
 """
+#: The ways above, and those that need torchdata.
+WAYS = ("loop", "around", "none", "torch", "twice", "loader", "replica", "by hand", "alone")
+WAYS_OF_TORCHDATA = ("pipeline", "service")
 
 
-def run_two_ranks(way: str, urls: list[str], folder: Path) -> tuple[list[Any], list[str]]:
-    """What two gloo ranks get in one of the ways above, and what they log."""
-    done = run_script(RANKS, str(folder), way, *urls, seconds=120)
-    assert done.returncode == 0, done.stderr
-    found = [pickle.loads((folder / f"{rank}.pickle").read_bytes()) for rank in range(2)]
-    return found, [line for line in done.stderr.splitlines() if "Gloo" not in line]
+@pytest.fixture(scope="module")
+def in_two_ranks(
+    urls: list[str], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], tuple[list[Any], list[str]]]:
+    """What two gloo ranks get in one of the ways above, and what they log; other ranks run for each way."""
+    folder = tmp_path_factory.mktemp("ranks")
+    ways = WAYS + WAYS_OF_TORCHDATA if is_installed() else WAYS
+    done = run_script(RANKS, str(folder), json.dumps(ways), *urls, seconds=240)
+    errors = [path.read_text() for path in folder.glob("*/stderr")]
+    assert done.returncode == 0, [done.stderr, *errors]
+
+    def of(way: str) -> tuple[list[Any], list[str]]:
+        found = [pickle.loads((folder / way / f"{rank}.pickle").read_bytes()) for rank in range(2)]
+        return found, [line for line in (folder / way / "stderr").read_text().splitlines() if "Gloo" not in line]
+
+    return of
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["loop", "around"])
-def test_division_warns_once_in_each_rank_when_nobody_told_it(way: str, urls: list[str], tmp_path: Path) -> None:
+def test_division_warns_once_in_each_rank_when_nobody_told_it(way: str, in_two_ranks: Any) -> None:
     """A plain loop, and a dataset around the pipe."""
-    found, lines = run_two_ranks(way, urls, tmp_path)
+    found, lines = in_two_ranks(way)
     assert sorted(chain(*found)) == sorted(2 * KEYS)
     assert ["reads everything" in line for line in lines] == [True] * 2
 
@@ -709,20 +727,20 @@ def test_division_warns_once_in_each_rank_when_nobody_told_it(way: str, urls: li
     ("way", "times"),
     [
         *(("none", 1), ("torch", 1), ("twice", 2), ("loader", 1), ("replica", 1), ("by hand", 2)),
-        *(pytest.param(way, 1, marks=needs_torchdata) for way in ("pipeline", "service")),
+        *(pytest.param(way, 1, marks=needs_torchdata) for way in WAYS_OF_TORCHDATA),
     ],
 )
-def test_division_is_silent_when_ranks_are_right(way: str, times: int, urls: list[str], tmp_path: Path) -> None:
+def test_division_is_silent_when_ranks_are_right(way: str, times: int, in_two_ranks: Any) -> None:
     """Under every loader that divides, and where ranks of one model read the same on purpose."""
-    found, lines = run_two_ranks(way, urls, tmp_path)
+    found, lines = in_two_ranks(way)
     assert sorted(chain(*found)) == sorted(times * KEYS)
     assert lines == []
 
 
 @pytest.mark.slow
-def test_division_warns_when_one_rank_reads_alone(urls: list[str], tmp_path: Path) -> None:
+def test_division_warns_when_one_rank_reads_alone(in_two_ranks: Any) -> None:
     """At the end of its epoch: the others have made an iterator, and take nothing from it."""
-    found, lines = run_two_ranks("alone", urls, tmp_path)
+    found, lines = in_two_ranks("alone")
     assert 0 < len(found[0]) < len(KEYS)
     assert ["rank 1 has not begun to read" in line for line in lines] == [True]
 
@@ -912,6 +930,24 @@ def test_division_warns_when_only_the_process_that_forks_asks_for_the_number(
     assert get_worker_info() is None
     assert len(list(in_forks(unfiltered(urls)))) == 2 * len(KEYS)
     assert ["each sample comes several times" in message for message in said()] == [True]
+
+
+PROGRAM = """
+import sys
+import torchdata_wds
+from torch.utils.data import DataLoader
+from torch.utils.data.datapipes.iter import IterableWrapper
+pipe = IterableWrapper(sys.argv[1:]).load_wds_shards().group_by_key()
+print(len(list(DataLoader(pipe, num_workers=2, batch_size=None))))
+"""
+
+
+@pytest.mark.slow
+def test_division_warns_in_one_worker_when_a_program_has_not_configured_logging(urls: list[str]) -> None:
+    """The warning comes out of torch's workers too, once, and each worker did read everything."""
+    done = run_script(PROGRAM, *urls)
+    assert done.stdout == f"{2 * len(KEYS)}\n"
+    assert done.stderr.count("each sample comes several times") == 1
 
 
 def test_division_warns_when_a_module_imports_the_name_of_the_number(world: World) -> None:

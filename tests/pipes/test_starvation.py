@@ -22,7 +22,7 @@ EMPTY, FULL = (0, 0, 0), (3, 2)
 @pytest.fixture(autouse=True)
 def _bounds(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(starvation, "_DROPPED_ITEMS", 60)
-    monkeypatch.setattr(starvation, "_HELD_ITEMS", 3000)
+    monkeypatch.setattr(starvation, "_HELD_ITEMS", 900)
     with time_limit(60):
         yield
 
@@ -142,14 +142,14 @@ def test_graph_says_what_was_skipped_when_no_shard_can_be_read(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    "hold", [lambda pipe: pipe.batch(500), lambda pipe: pipe.prefetch(2).wds_shuffle(500, initial=500)]
+    "hold", [lambda pipe: pipe.batch(200), lambda pipe: pipe.prefetch(2).wds_shuffle(200, initial=200)]
 )
 @pytest.mark.parametrize("build", [drawn, lambda urls, **k: listed(urls).cycle().load_wds_shards(**k).group_by_key()])
 def test_graph_raises_when_shards_vanish_while_a_stage_holds_items(build: Any, hold: Any, tmp_path: Path) -> None:
     """Something came of them, but no longer does."""
     urls = write_text_shards(tmp_path, FULL)
 
-    left = iter(range(200))
+    left = iter(range(80))
 
     def remove(sample: Any) -> Any:
         for url in urls if next(left, None) is None else ():
@@ -164,21 +164,21 @@ def test_graph_raises_when_shards_vanish_while_a_stage_holds_items(build: Any, h
 #: Graphs that wait long for an item, which comes.
 PATIENT: dict[str, Build] = {
     "one shard of many": lambda urls: drawn([*[urls[0]] * 40, urls[3]]).batch(10),
-    "large batches": lambda urls: drawn(urls).batch(500),
-    "a large shuffle": lambda urls: drawn(urls, read_ahead=3).wds_shuffle(600, initial=600).batch(100),
-    "a native shuffle": lambda urls: drawn(urls, interleave=3).shuffle(buffer_size=600).batch(100).wds_epoch(7),
+    "large batches": lambda urls: drawn(urls).batch(150),
+    "a large shuffle": lambda urls: drawn(urls, read_ahead=3).wds_shuffle(200, initial=200).batch(70),
+    "a native shuffle": lambda urls: drawn(urls, interleave=3).shuffle(buffer_size=200).batch(70).wds_epoch(7),
     "shuffled shards": lambda urls: (
-        IterableWrapper(urls).resample_shards().shuffle(buffer_size=600).load_wds_shards().group_by_key()
+        IterableWrapper(urls).resample_shards().shuffle(buffer_size=200).load_wds_shards().group_by_key()
     ),
     "passed on": lambda urls: drawn(urls).wds_compose(late),
-    "cycle": lambda urls: listed(urls).load_wds_shards().group_by_key().cycle().batch(300),
-    "cycle of shards": lambda urls: listed(urls).cycle().load_wds_shards().group_by_key().batch(300),
+    "cycle": lambda urls: listed(urls).load_wds_shards().group_by_key().cycle().batch(100),
+    "cycle of shards": lambda urls: listed(urls).cycle().load_wds_shards().group_by_key().batch(100),
 }
 
 
 def late(items: Iterator[Any]) -> Iterator[Any]:
     """Drops so many items before the first that any stage that is known to drop them would be blamed."""
-    yield from islice(items, 1000, None)
+    yield from islice(items, 300, None)
 
 
 @pytest.mark.parametrize("build", PATIENT.values(), ids=PATIENT)
@@ -199,14 +199,14 @@ def test_service_raises_when_nothing_comes(form: str, workers: int, tmp_path: Pa
 
 
 def in_epochs(urls: list[str]) -> Any:
-    return drawn(urls).wds_shuffle(30).wds_decode().wds_to_tuple("__key__").wds_epoch(300)
+    return drawn(urls).wds_shuffle(30).wds_decode().wds_to_tuple("__key__").wds_epoch(200)
 
 
 def test_resume_goes_on_when_many_draws_come_before_it(tmp_path: Path) -> None:
     """Shards that a resumed stream only passes over have not been read for nothing."""
     urls = write_text_shards(tmp_path, FULL)
     whole = run(in_epochs(urls), 0, 2)
-    assert resumed(stopped(in_epochs(urls), 0, 0, 250), 0, 2) == left_of(whole, 0, 250)
+    assert resumed(stopped(in_epochs(urls), 0, 0, 160), 0, 2) == left_of(whole, 0, 160)
 
 
 def test_epochs_may_be_empty_when_nothing_cycles(tmp_path: Path) -> None:

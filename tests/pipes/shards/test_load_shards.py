@@ -5,8 +5,6 @@ import gzip
 import io
 import logging
 import lzma
-import subprocess
-import sys
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -382,22 +380,6 @@ def test_load_wds_shards_warns_once_when_every_worker_reads_everything(
         handlers.said.clear()
         list(IterableWrapper(urls).sharding_filter().load_wds_shards().group_by_key())
         assert not caplog.records
-
-
-@pytest.mark.slow
-def test_load_wds_shards_warns_in_one_worker_when_they_read_everything(tmp_path: Path) -> None:
-    """The warning comes out of torch's workers too, once, and each worker did read everything."""
-    urls = write_text_shards(tmp_path, [3])
-    script = f"""
-import torchdata_wds
-from torch.utils.data import DataLoader
-from torch.utils.data.datapipes.iter import IterableWrapper
-pipe = IterableWrapper({urls!r}).load_wds_shards().group_by_key()
-print(len(list(DataLoader(pipe, num_workers=2, batch_size=None))))
-"""
-    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
-    assert run.stdout == "6\n"
-    assert run.stderr.count("each sample comes several times") == 1
 
 
 def test_wds_shuffle_goes_on_when_the_graph_cannot_be_traversed(tmp_path: Path) -> None:

@@ -123,10 +123,14 @@ def check(source: str, folder: Path, shards: list[Any]) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "context",
-    ["fork", pytest.param("spawn", marks=pytest.mark.slow), pytest.param("forkserver", marks=pytest.mark.slow)],
+    ("context", "pattern"),
+    [
+        ("fork", "x-%03d.tar"),
+        ("fork", "w{worker}-{shard:03d}.tar"),
+        pytest.param("spawn", "x-%03d.tar", marks=pytest.mark.slow),
+        pytest.param("forkserver", "w{worker}-{shard:03d}.tar", marks=pytest.mark.slow),
+    ],
 )
-@pytest.mark.parametrize("pattern", ["x-%03d.tar", "w{worker}-{shard:03d}.tar"])
 def test_workers_write_shards_of_their_own(context: str, pattern: str, source: str, tmp_path: Path) -> None:
     """Numbers are shared out, or the pattern has the worker's own; nothing is lost or written twice."""
     service = WorkersReadingService(3, multiprocessing_context=context)

@@ -1,6 +1,7 @@
 """Epochs of n items: a stream that goes on from one to the next, in every way to run a graph."""
 
 import copy
+import json
 import math
 import pickle
 from collections import Counter, defaultdict
@@ -18,10 +19,19 @@ from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from torch.utils.data.graph_settings import apply_sharding
 
 from tests.kits.processes import open_files
-from tests.kits.ranks import ranks_of
 from tests.kits.shards import text_keys, write_text_shards
-from tests.kits.torchdata import DataLoader2, InProcessReadingService, MultiProcessingReadingService
-from tests.kits.workers_kit import SIZES, consumers_of, expand, items_of, loader_of, logged_in, seeded, time_limit
+from tests.kits.torchdata import DataLoader2, InProcessReadingService, MultiProcessingReadingService, needs_torchdata
+from tests.kits.workers_kit import (
+    SIZES,
+    consumers_of,
+    expand,
+    items_of,
+    loader_of,
+    logged_in,
+    run_script,
+    seeded,
+    time_limit,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
@@ -675,7 +685,7 @@ def whole_passes(epochs: list[list[Any]], variant: dict[str, Any]) -> int:
 
 
 RANKS = """
-import sys
+import functools, json, os, sys
 import torch
 from tests.kits.ranks import run_ranks
 from tests.pipes.streams.test_epoch import FULL, dataloader, uneven
@@ -683,9 +693,9 @@ from tests.kits.workers_kit import loader_of
 from torchdata_wds.workers.service import WorkersReadingService
 from torchdata.dataloader2 import DataLoader2, DistributedReadingService, SequentialReadingService
 
-folder, kind, workers, n = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+folder, cases = sys.argv[1], json.loads(sys.argv[2])
 
-def run(rank):
+def run(kind, workers, n, rank):
     torch.manual_seed(0 if kind == "dataloader" else rank)
     pipe = uneven(FULL).join_workers().wds_epoch(n) if kind == "behind" else uneven(FULL).wds_epoch(n)
     if kind == "dataloader":
@@ -701,18 +711,33 @@ def run(rank):
     return found
 
 if __name__ == "__main__":
-    run_ranks(run, folder)
+    for case in cases:
+        case_folder = os.path.join(folder, "-".join(map(str, case)))
+        os.mkdir(case_folder)
+        run_ranks(functools.partial(run, *case), case_folder)
 """
+RANK_CASES = [
+    *(("distributed", 0, 107), ("distributed", 2, 100), ("distributed", 2, 107), ("behind", 2, 107)),
+    *(("sequential", 2, 100), ("dataloader", 2, 100), ("dataloader", 2, 107)),
+]
 
 
+@pytest.fixture(scope="module")
+def rank_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Holds a folder for each case, with what its ranks have got; one program runs them in turn."""
+    folder = tmp_path_factory.mktemp("ranks")
+    done = run_script(RANKS, str(folder), json.dumps(RANK_CASES), seconds=300)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@needs_torchdata
 @pytest.mark.slow
-@pytest.mark.parametrize("n", [100, 107])
-@pytest.mark.parametrize(
-    ("kind", "workers"), [("distributed", 0), ("distributed", 2), ("behind", 2), ("sequential", 2), ("dataloader", 2)]
-)
-def test_wds_epoch_gives_ranks_equal_epochs_of_one_stream(kind: str, workers: int, n: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "workers", "n"), RANK_CASES)
+def test_wds_epoch_gives_ranks_equal_epochs_of_one_stream(kind: str, workers: int, n: int, rank_folder: Path) -> None:
     """Two gloo ranks: n // 2 items an epoch each, and over both every item once a pass."""
-    ranks = ranks_of(RANKS, tmp_path, kind, str(workers), str(n))
+    folder = rank_folder / f"{kind}-{workers}-{n}"
+    ranks = [pickle.loads((folder / f"{rank}.pickle").read_bytes()) for rank in range(2)]
     assert {len(epoch) for epochs in ranks for epoch in epochs} == {n // 2}
     items = [(number, tuple(item)) for epochs in ranks for epoch in epochs for number, item in epoch]
     check_passes(items, items_of(FULL), passes_in(15, 100, 2 * max(workers, 1)))

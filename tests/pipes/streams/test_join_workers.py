@@ -187,11 +187,13 @@ class StockPlace(IterDataPipe):
 def test_stock_workers_are_recognised_when_they_fork_or_spawn(context: str) -> None:
     """A pipe sees that it is in a stock worker, and whether a join_workers is downstream; nowhere else."""
     joined, bare = StockPlace().join_workers(), StockPlace()
+    workers = 2 if context == "fork" else 1
     list(joined)  # the main process's own iteration leaves no note for forked workers
-    assert epochs(joined, stock(multiprocessing_context=context), 2) == [[(True, True)] * 2] * 2
-    assert epochs(bare, stock(multiprocessing_context=context), 1) == [[(True, False)] * 2]
+    assert epochs(joined, stock(workers, multiprocessing_context=context), 2) == [[(True, True)] * workers] * 2
+    assert epochs(bare, stock(workers, multiprocessing_context=context), 1) == [[(True, False)] * workers]
     for pipe in (joined, bare):
-        assert epochs(pipe, WorkersReadingService(2, multiprocessing_context=context), 1) == [[(False, False)] * 2]
+        service = WorkersReadingService(workers, multiprocessing_context=context)
+        assert epochs(pipe, service, 1) == [[(False, False)] * workers]
         assert list(pipe) == [(False, False)]
         assert list(DataLoader(pipe, batch_size=None, num_workers=1)) == [[False, False]]
 

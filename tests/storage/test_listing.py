@@ -194,7 +194,7 @@ def test_list_urls_finds_shards_in_an_archive(tmp_path: Path) -> None:
         ("memory://no/such/", "not found"),
         ("s4://b/*.tar", "unknown scheme s4"),
         ("t-{0..2.tar", "unbalanced"),
-        ("t-" + "{a," * 3000 + "}" * 3000, "nested too deeply"),
+        ("t-" + "{a," * 1100 + "}" * 1100, "nested too deeply"),
         ("t-0..2}.tar", "unbalanced"),
         ("t-{2..0}.tar", "runs backwards"),
         ("t-{c..a}.tar", "runs backwards"),

@@ -64,7 +64,7 @@ def raw_samples(path: Path) -> list[dict[str, Any]]:
         return list(group_members(read_members(stream, str(path))))
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=list(HealthCheck))
+@settings(deadline=None, max_examples=30, suppress_health_check=list(HealthCheck))
 @given(given_samples=samples(), suffix=st.sampled_from(["tar", "tar.gz", "tar.bz2", "tar.xz", "tar.zst"]))
 def test_samples_read_back_equal(
     given_samples: list[dict[str, Any]], suffix: str, tmp_path_factory: pytest.TempPathFactory
@@ -88,7 +88,7 @@ def test_samples_read_back_equal(
 
 
 @needs_gnu_tar
-@settings(deadline=None, max_examples=40, suppress_health_check=list(HealthCheck))
+@settings(deadline=None, max_examples=20, suppress_health_check=list(HealthCheck))
 @given(given_samples=samples())
 @pytest.mark.slow
 def test_shards_read_in_gnu_tar_and_webdataset(

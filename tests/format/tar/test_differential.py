@@ -63,7 +63,7 @@ def hand_made(row: str | None, count: int) -> list[Case]:
 
 
 def compare(cases: Sequence[Case], folder: Path, program: str) -> tuple[set[str], list[str]]:
-    """Reads archives here, with each of our readers, and with another program.
+    """Reads archives here and with another program; in the run for tarfile, with each of our readers too.
 
     Returns:
         The rows in which the program differs, and what is wrong: differences that the table does not have, readers of
@@ -75,7 +75,7 @@ def compare(cases: Sequence[Case], folder: Path, program: str) -> tuple[set[str]
     differing, wrong = set(), []
     for case, reading in zip(cases, readings, strict=True):
         here = read_here(case.archive)
-        for name, sizes in READERS.items():
+        for name, sizes in READERS.items() if program == "Python's tarfile" else ():
             with reading_with(sizes):
                 if read_here(case.archive) != here:
                     wrong.append(f"{case.seed}: reading {name} differs")
@@ -124,18 +124,18 @@ def test_readers_agree_or_differ_as_the_table_says(program: str, tmp_path: Path)
 @pytest.mark.slow
 @PROGRAMS
 def test_readers_agree_or_differ_as_the_table_says_in_a_long_campaign(program: str, tmp_path: Path) -> None:
-    """More than 2,000 archives: made by hand, by tarfile in its three formats, and by GNU tar in its five."""
-    cases = [case for row in tar_kinds.DIFFERENT for case in hand_made(row, 40)] + hand_made(None, 600)
-    cases += [Case(None, f"tarfile {seed}", tar_kinds.by_tarfile(Random(seed))) for seed in range(500)]
+    """More than 700 archives: made by hand, by tarfile in its three formats, and by GNU tar in its five."""
+    cases = [case for row in tar_kinds.DIFFERENT for case in hand_made(row, 16)] + hand_made(None, 200)
+    cases += [Case(None, f"tarfile {seed}", tar_kinds.by_tarfile(Random(seed))) for seed in range(170)]
     if HAS_GNU_TAR:
-        for seed in range(120):
+        for seed in range(40):
             archive = tar_kinds.by_gnu_tar(Random(seed), tmp_path / f"tree-{seed}")
             row = "sparse-names" if b"GNU.sparse.name" in archive else None
             cases.append(Case(row, f"GNU tar {seed}", archive))
         for form in ("gnu", "posix"):
             first, second = tar_kinds.volumes(tmp_path / form, form)
             cases += [Case("damage", f"first {form}", first), Case("parts-of-volumes", f"second {form}", second)]
-    assert len(cases) >= 2000
+    assert len(cases) >= 700
     (tmp_path / "archives").mkdir()
     differing, wrong = compare(cases, tmp_path / "archives", program)
     assert not wrong

@@ -75,7 +75,7 @@ def test_read_members_reads_on_when_archives_are_concatenated() -> None:
         read(GOOD + b"garbage", concatenated=True)
 
 
-@pytest.mark.parametrize("changes", [(0x01, 0x80), pytest.param(range(1, 256, 16), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("changes", [(0x01, 0x80), pytest.param(range(1, 256, 48), marks=pytest.mark.slow)])
 def test_read_members_sees_damage_when_any_header_byte_changes(changes: Iterable[int]) -> None:
     """Each single-byte change in a header is an error or changes nothing that is read; never fewer members."""
     archive = tar_bytes([("a.txt", b"A"), ("b.txt", b"B")])

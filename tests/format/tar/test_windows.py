@@ -137,7 +137,7 @@ def check_equal(data: st.DataObject) -> None:
 
 
 @given(st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=70, deadline=None)
 def test_windows_give_what_reading_one_by_one_gives(data: st.DataObject) -> None:
     """Members, marks, samples, errors with their text, and counts are equal, whatever is wrong with an archive."""
     check_equal(data)
@@ -145,7 +145,7 @@ def test_windows_give_what_reading_one_by_one_gives(data: st.DataObject) -> None
 
 @pytest.mark.slow
 @given(st.data())
-@settings(max_examples=1200, deadline=None)
+@settings(max_examples=400, deadline=None)
 def test_windows_give_what_reading_one_by_one_gives_in_a_long_campaign(data: st.DataObject) -> None:
     """The same, very often."""
     check_equal(data)

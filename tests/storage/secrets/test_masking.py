@@ -75,7 +75,7 @@ def test_mask_text_changes_nothing_when_nothing_is_secret(text: str) -> None:
 @pytest.mark.parametrize("piece", ["curl -u ", "token=", "a:b", "a://b:c", "'", '"x', "-H 'a: b'", "[('", "\\", "x@"])
 def test_mask_text_stays_fast_when_the_text_is_long(piece: str) -> None:
     """Linear time: a second pass over what a first one has seen would take minutes here."""
-    assert mask_text(piece * 20_000)
+    assert mask_text(piece * 10_000)
 
 
 def test_without_credentials_leaves_what_tells_shards_apart() -> None:

@@ -1,6 +1,7 @@
 """Secrets stay out of pickles and checkpoints, and reach every process that needs them all the same."""
 
 import copy
+import json
 import pickle
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,52 @@ OPTIONS = {"s3": {"key": "AKIA" + SECRET, "secret": SECRET, "anon": False}, "htt
 RULES = {f"s3://b/\\?token={SECRET}": "/data/"}
 
 
-def in_another_process(data: bytes, work: str) -> str:
-    """What a new interpreter prints that has read a pickle and makes `found` of it."""
-    script = f"import pickle, sys\nimport torchdata_wds\nfrom torchdata_wds.storage import *\n{work}"
-    done = run_script(script, data.hex())
+PLAIN = {"s3": {"anon": True, "endpoint_url": "http://host:9000", "profile": "mine"}, "https": {"retries": 3}}
+OWN = {"s3": {"key": "new", "secret": "new", "anon": True}, "https": {"headers": {}}}
+USE = """o = pickle.loads(data)
+print(o, len(o), 's3' in o, 'gs' in o)
+try:
+    o['s3']
+except torchdata_wds.ShardOpenError as error:
+    print(error)
+"""
+#: What another process does with a pickle, by name.
+WORKS = {
+    "plain": (StorageOptions(PLAIN, rewrite="s3://=/data/"), "o = pickle.loads(data); print(dict(o), o.rewrite)"),
+    "own": (StorageOptions(OPTIONS), f"o = pickle.loads(data); p = StorageOptions({OWN}); print(dict(o) == {OWN})"),
+    "none": (StorageOptions({"s3": {"key": SECRET}}), USE),
+    "two": (
+        StorageOptions({"s3": {"key": SECRET}}),
+        "a, b = (StorageOptions({'s3': {'key': k}}) for k in 'ab')\n" + USE,
+    ),
+}
+SCRIPT = """import json, os, pickle, sys
+import torchdata_wds
+from torchdata_wds.storage import *
+shown = {}
+for name, (data, work) in json.loads(sys.argv[1]).items():
+    data = bytes.fromhex(data)
+    reading, writing = os.pipe()
+    if not os.fork():  # a child knows nothing of what the others have made
+        os.dup2(writing, 1)
+        exec(work)
+        sys.stdout.flush()
+        os._exit(0)
+    os.close(writing)
+    shown[name] = open(reading).read().strip()
+    assert os.wait()[1] == 0, name
+print(json.dumps(shown))
+"""
+
+
+@pytest.fixture(scope="module")
+def shown() -> dict[str, str]:
+    """What a new interpreter prints that has read a pickle, by the name of its work."""
+    given = {name: (pickle.dumps(held).hex(), work) for name, (held, work) in WORKS.items()}
+    done = run_script(SCRIPT, json.dumps(given))
     assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    found: dict[str, str] = json.loads(done.stdout)
+    return found
 
 
 @pytest.mark.parametrize("held", [StorageOptions(OPTIONS), RewriteRules(RULES)], ids=["options", "rules"])
@@ -42,44 +83,31 @@ def test_secret_comes_back_in_this_process_and_its_children(held: Any) -> None:
 
 
 @pytest.mark.slow
-def test_options_without_secrets_go_along_anywhere() -> None:
+def test_options_without_secrets_go_along_anywhere(shown: dict[str, str]) -> None:
     """Numbers, and texts that are known to be none; an address with a password in it is one."""
-    given = {"s3": {"anon": True, "endpoint_url": "http://host:9000", "profile": "mine"}, "https": {"retries": 3}}
-    data = pickle.dumps(StorageOptions(given, rewrite="s3://=/data/"))
-    shown = in_another_process(data, "o = pickle.loads(bytes.fromhex(sys.argv[1])); print(dict(o), o.rewrite)")
-    assert shown == f"{given} RewriteRules('s3://=/data/')"
+    assert shown["plain"] == f"{PLAIN} RewriteRules('s3://=/data/')"
     address = StorageOptions({"s3": {"endpoint_url": f"http://me:{SECRET}@host"}})
     assert SECRET.encode() not in pickle.dumps(address)
     assert pickle.loads(pickle.dumps(address)) == address
 
 
 @pytest.mark.slow
-def test_another_process_takes_what_its_own_program_has_given() -> None:
+def test_another_process_takes_what_its_own_program_has_given(shown: dict[str, str]) -> None:
     """Under the same names: another key may have come meanwhile."""
-    data = pickle.dumps(StorageOptions(OPTIONS))
-    own = "{'s3': {'key': 'new', 'secret': 'new', 'anon': True}, 'https': {'headers': {}}}"
-    work = f"o = pickle.loads(bytes.fromhex(sys.argv[1])); p = StorageOptions({own}); print(dict(o) == {own})"
-    assert in_another_process(data, work) == "True"
+    assert shown["own"] == "True"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("own", "said"),
-    [
-        ("", "none of that name is known"),
-        ("a, b = (StorageOptions({'s3': {'key': k}}) for k in 'ab')", "2 different ones of the same names are known"),
-    ],
+    ("name", "said"),
+    [("none", "none of that name is known"), ("two", "2 different ones of the same names are known")],
 )
-def test_another_process_is_told_what_it_lacks(own: str, said: str) -> None:
+def test_another_process_is_told_what_it_lacks(name: str, said: str, shown: dict[str, str]) -> None:
     """Where the options are used, with their names and the cure; their repr needs none."""
-    data = pickle.dumps(StorageOptions({"s3": {"key": SECRET}}))
-    work = f"{own}\no = pickle.loads(bytes.fromhex(sys.argv[1]))\nprint(o, len(o), 's3' in o, 'gs' in o)\n"
-    work += "try:\n    o['s3']\nexcept torchdata_wds.ShardOpenError as error:\n    print(error)"
-    shown = in_another_process(data, work)
-    assert shown.startswith("StorageOptions(s3={key=***}) 1 True False")
-    assert said in shown
-    assert "Make one pipe with it in the program" in shown
-    assert "'key'" in shown
+    assert shown[name].startswith("StorageOptions(s3={key=***}) 1 True False")
+    assert said in shown[name]
+    assert "Make one pipe with it in the program" in shown[name]
+    assert "'key'" in shown[name]
 
 
 def test_copies_keep_their_secret_when_many_others_come() -> None:
@@ -113,10 +141,11 @@ def test_workers_have_the_secrets_and_checkpoints_have_not(method: str, tmp_path
     shards = [f"mine://{Path(url).name}" for url in urls]
     pipe = IterableWrapper(shards).sharding_filter().load_wds_shards(storage_options=OPTIONS, rewrite=rules)
     pipe = pipe.group_by_key()
+    count = 2 if method == "fork" else 1
     with time_limit(60):
-        loader = DataLoader(pipe, batch_size=None, num_workers=2, multiprocessing_context=method)
+        loader = DataLoader(pipe, batch_size=None, num_workers=count, multiprocessing_context=method)
         assert keys_of(loader) == text_keys((3, 4, 2))
-        service = WorkersReadingService(2, multiprocessing_context=method, seed=1)
+        service = WorkersReadingService(count, multiprocessing_context=method, seed=1)
         with DataLoader2(pipe, reading_service=service) as ours:
             items = iter(ours)
             first = [next(items)["__key__"] for _ in range(4)]
@@ -124,6 +153,6 @@ def test_workers_have_the_secrets_and_checkpoints_have_not(method: str, tmp_path
             rest = [sample["__key__"] for sample in items]
         assert sorted(first + rest) == text_keys((3, 4, 2))
         assert SECRET.encode() not in pickle.dumps(state)
-        again = WorkersReadingService(2, multiprocessing_context=method, seed=1)
+        again = WorkersReadingService(count, multiprocessing_context=method, seed=1)
         with DataLoader2.from_state(pickle.loads(pickle.dumps(state)), again) as resumed:
             assert [sample["__key__"] for sample in resumed] == rest

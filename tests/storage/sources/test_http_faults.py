@@ -527,15 +527,15 @@ def test_nothing_is_lost_when_faults_come_at_random(seed: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_body")
-def test_nothing_is_lost_when_faults_come_at_random_200_times() -> None:
-    """The same, 200 plans, each also under a handler; most shards come whole, and some do not."""
+def test_nothing_is_lost_when_faults_come_at_random_60_times() -> None:
+    """The same, 60 plans, each also under a handler; most shards come whole, and some do not."""
     whole = failed = 0
-    for seed in range(200):
+    for seed in range(60):
         for handler in (None, warn_and_continue):
             counts = check_random_plan(seed, handler)
             whole, failed = whole + counts[0], failed + counts[1]
-    assert whole > 400
-    assert failed > 40
+    assert whole > 120
+    assert failed > 12
 
 
 @pytest.mark.parametrize(("chunked", "straight"), [(False, True), (True, False)])

@@ -242,10 +242,13 @@ def test_s3_takes_the_configuration_files_of_fsspec(server: S3Server, tmp_path: 
 
 
 # ------------------------------------------------------------------------------------------------------------ workers
-@pytest.mark.parametrize("used_before", [False, True], ids=["fresh", "used in the parent"])
-@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.parametrize(
+    ("context", "used_before"),
+    [("fork", False), ("fork", True), ("spawn", True)],
+    ids=["fork, fresh", "fork, used in the parent", "spawn, used in the parent"],
+)
 def test_s3_is_read_by_workers(context: str, used_before: bool, server: S3Server) -> None:
-    """Four workers read each sample once, also where the parent's client and its thread existed before the fork."""
+    """Two workers read each sample once, also where the parent's client and its thread existed before the fork."""
     held = None
     if used_before:
         held = open_shard("s3://data/train/shard-000000.tar", storage_options=server.options)
@@ -255,7 +258,7 @@ def test_s3_is_read_by_workers(context: str, used_before: bool, server: S3Server
 
         s3fs.S3FileSystem.clear_instance_cache()
     pipe = samples(server, "s3://data/train/")
-    service = WorkersReadingService(4, multiprocessing_context=context, timeout=180)
+    service = WorkersReadingService(2, multiprocessing_context=context, timeout=180)
     loader = DataLoader2(pipe, reading_service=service)
     try:
         for _ in range(2):
@@ -297,18 +300,20 @@ def read(url):
     return sum(1 for _ in IterableWrapper([url]).load_wds_shards(storage_options=json.loads(sys.argv[1])))
 read("s3://data/train/shard-000000.tar")
 before = peak()
-print(read("s3://data/huge/x.tar"), peak() - before)
+for name in ("large", "many"):
+    print(read(f"s3://data/huge/{name}.tar"), peak() - before)
 """
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads VmHWM")
-@pytest.mark.parametrize(("members", "size"), [(200, 1 << 20), (100_000, 1)])
-def test_s3_keeps_little_of_a_large_object_in_memory(members: int, size: int, server: S3Server) -> None:
-    """Of 200 MB, or of a hundred thousand members, no more than a few blocks of 16 MiB are held at a time."""
-    server.put("data/huge/x.tar", tar_bytes([(f"{number:06d}.bin", bytes(size)) for number in range(members)]))
+def test_s3_keeps_little_of_a_large_object_in_memory(server: S3Server) -> None:
+    """Of 120 MB, or of a hundred thousand members, no more than a few blocks of 16 MiB are held at a time."""
+    for name, members, size in (("large", 120, 1 << 20), ("many", 100_000, 1)):
+        data = tar_bytes([(f"{number:06d}.bin", bytes(size)) for number in range(members)])
+        server.put(f"data/huge/{name}.tar", data)
     command = [sys.executable, "-c", _PEAK, json.dumps(server.options)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
-    count, above = done.stdout.split()
-    assert int(count) == members
-    assert float(above) < 100, above
+    large, above_large, many, above_many = done.stdout.split()
+    assert (int(large), int(many)) == (120, 100_000)
+    assert max(float(above_large), float(above_many)) < 100, done.stdout

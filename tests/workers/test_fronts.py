@@ -2,8 +2,9 @@
 
 import json
 import random
+import traceback
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,11 @@ from typing import Any
 import pytest
 from torch.utils.data.datapipes.iter import IterableWrapper
 
+from tests.kits.processes import in_child
 from tests.kits.random_graphs import random_graph
 from tests.kits.resume_kit import indexed_shards_in, keys_of
 from tests.kits.torchdata import is_installed
-from tests.kits.workers_kit import FRONTS, loader_of, resumed_loader, run_script
+from tests.kits.workers_kit import FRONTS, loader_of, resumed_loader, run_script, time_limit
 from torchdata_wds import WdsLoader
 
 
@@ -117,28 +119,53 @@ if __name__ == "__main__":
 """
 
 
-def check_graphs(urls: list[str], runs: Iterable[tuple[int, int | None]], folder: Path, seconds: int = 100) -> None:
+def in_new_process(file: Path) -> Any:
+    """What the jobs of a file give in a new process, where Python hashes strings in another way."""
+    done = run_script(RESUMER, str(file), "100", seconds=130)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def in_forked_process(file: Path) -> Any:
+    """What the jobs of a file give in a fork of this process, which starts at once."""
+    answer = file.with_suffix(".answer")
+
+    def work() -> None:
+        try:
+            urls, jobs = json.loads(file.read_text())
+            with time_limit(100):
+                answer.write_text(json.dumps([resumed(urls, job) for job in jobs]))
+        except BaseException:
+            answer.write_text(traceback.format_exc())
+            raise
+
+    assert in_child(work) == 0, answer.read_text()
+    return json.loads(answer.read_text())
+
+
+def check_graphs(
+    urls: list[str], runs: Iterable[tuple[int, int | None]], folder: Path, elsewhere: Callable[[Path], Any]
+) -> None:
     """Checks graphs with their seeds; their states go to another process as JSON, and are resumed there."""
     jobs = [job for number, seed in runs for job in jobs_of(urls, number, seed)]
     file = folder / "jobs.json"
     file.write_text(json.dumps([urls, jobs]))
-    done = run_script(RESUMER, str(file), str(seconds), seconds=seconds + 30)
-    assert done.returncode == 0, done.stderr
-    for job, found in zip(jobs, json.loads(done.stdout), strict=True):
+    for job, found in zip(jobs, elsewhere(file), strict=True):
         place = [job[name] for name in ("number", "workers", "seed", "stops")], job["state"]["item"]
         assert (place, found) == (place, job["rest"])
 
 
 def test_fronts_agree_and_states_resume_in_another_process(urls: list[str], tmp_path: Path) -> None:
     """A few graphs with 0 to 2 workers, cut before, in, at the end of and after an epoch."""
-    check_graphs(urls, [(20, None), (33, 33), (32, None), (23, 23), (41, 41)], tmp_path)
+    check_graphs(urls, [(20, None), (33, 33), (32, None), (23, 23), (41, 41)], tmp_path, in_forked_process)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(0, 24, 6))
+@pytest.mark.parametrize("first", [0, 12])
 def test_fronts_agree_and_states_resume_in_many_graphs(first: int, urls: list[str], tmp_path: Path) -> None:
-    """The same with more graphs, and 3 workers too."""
-    check_graphs(urls, [(number, seed) for number in range(first, first + 6) for seed in (number, None)], tmp_path)
+    """The same with more graphs, seeded and not in turn, and 3 workers too."""
+    runs = [(number, None if number % 2 else number) for number in range(first, first + 12)]
+    check_graphs(urls, runs, tmp_path, in_new_process)
 
 
 @pytest.mark.parametrize(
@@ -146,7 +173,7 @@ def test_fronts_agree_and_states_resume_in_many_graphs(first: int, urls: list[st
     [
         (2, 3, 0),
         (14, 2, 1),
-        *(pytest.param(number, number % 2 + 2, number % 3, marks=pytest.mark.slow) for number in range(100, 110)),
+        *(pytest.param(number, number % 2 + 2, number % 3, marks=pytest.mark.slow) for number in range(100, 106)),
     ],
 )
 def test_ranks_share_each_epoch_and_resume(number: int, ranks: int, workers: int, urls: list[str]) -> None:

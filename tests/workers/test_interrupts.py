@@ -5,6 +5,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from multiprocessing.sharedctypes import RawValue
 from pathlib import Path
 from typing import Any
 
@@ -74,8 +75,17 @@ def test_interrupts_are_ignored_when_a_process_that_was_started_meanwhile_says_s
         assert in_child(begin) == 0
 
 
+#: How long each item takes, in workers that were forked too.
+pace = RawValue("d", 0.01)
+
+
+@pytest.fixture(autouse=True)
+def _pace() -> None:
+    pace.value = 0.01
+
+
 def slowly(item: int) -> int:
-    time.sleep(0.01)
+    time.sleep(pace.value)
     return item
 
 
@@ -103,7 +113,9 @@ def test_loader_gives_whole_epochs_when_it_was_interrupted(workers: int, front: 
     """Workers live on, and the next epochs lack nothing."""
     with loader_of(numbers(), workers, front=front) as loader:
         for _ in range(2):
+            pace.value = 0.01
             interrupt(loader)
+            pace.value = 0
             assert list(loader) == [*range(60)]
     assert not children()
 
@@ -118,6 +130,7 @@ def test_iterator_says_so_when_it_was_interrupted(workers: int, front: str) -> N
             RuntimeError, match=r"ended by (Ctrl-C.*iterating over the loader again|KeyboardInterrupt: begin another)"
         ):
             next(items)
+        pace.value = 0
         assert list(loader) == [*range(60)]
 
 

@@ -20,6 +20,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 from tests.kits.processes import open_files
 from tests.kits.workers_kit import SIZES, engine_of, items_of, loader_of, run_script, uneven_pipe
 from torchdata_wds import wds_collate
+from torchdata_wds.workers.processes import pool as pools
 from torchdata_wds.workers.processes.messages import Receiver
 
 
@@ -38,7 +39,8 @@ def assert_whole(batch: Any) -> None:
     assert tensors.shape == arrays.shape == (len(numbers), 3, 64, 128)
     for row, number in enumerate(numbers.tolist()):
         fill = number % 251
-        assert tensors[row].unique().tolist() == np.unique(arrays[row]).tolist() == [fill]
+        assert bool((tensors[row] == fill).all())
+        assert bool((arrays[row] == fill).all())
         assert texts[row] == bytes([fill]) * 24_000
 
 
@@ -46,7 +48,7 @@ def assert_whole(batch: Any) -> None:
 @pytest.mark.parametrize("context", ["fork", "spawn"])
 def test_batches_stay_as_they_are_when_they_are_kept(context: str) -> None:
     """Batches that the main process keeps, some of them and some only in part, do not change as others come."""
-    with loader_of(image_batches(1600), multiprocessing_context=context) as loader:
+    with loader_of(image_batches(640), multiprocessing_context=context) as loader:
         for _ in range(2):
             kept: list[Any] = []
             for batch in loader:
@@ -79,7 +81,7 @@ def test_memory_is_used_again_when_batches_are_dropped() -> None:
     """An epoch of many batches takes as much shared memory as a few of them."""
     gc.collect()
     before, mapped = open_files(), segments()
-    with loader_of(image_batches(1600)) as loader:
+    with loader_of(image_batches(800)) as loader:
         for batch in loader:
             assert_whole(batch)
         del batch
@@ -92,13 +94,13 @@ def test_memory_is_used_again_when_batches_are_dropped() -> None:
 @pytest.mark.slow
 def test_rows_stay_as_they_are_when_batches_are_taken_apart() -> None:
     """Samples shuffled and batched anew in the main process keep the memory that they were sent in."""
-    pipe = image_batches(800).join_workers().wds_unbatch().wds_shuffle(100).batch(10).collate(wds_collate)
+    pipe = image_batches(400).join_workers().wds_unbatch().wds_shuffle(100).batch(10).collate(wds_collate)
     with loader_of(pipe) as loader:
         numbers = []
         for batch in loader:
             assert_whole(batch)
             numbers.extend(batch[2].tolist())
-    assert sorted(numbers) == list(range(800))
+    assert sorted(numbers) == list(range(400))
 
 
 def keep_all(batches: Any) -> Iterator[Any]:
@@ -113,13 +115,13 @@ def keep_all(batches: Any) -> Iterator[Any]:
 @pytest.mark.slow
 def test_batches_come_whole_when_the_worker_keeps_and_repeats_them() -> None:
     """Memory that a worker's stage still refers to is not written over."""
-    pipe = image_batches(800).wds_compose(keep_all)
+    pipe = image_batches(400).wds_compose(keep_all)
     with loader_of(pipe) as loader:
         numbers = []
         for batch in loader:
             assert_whole(batch)
             numbers.extend(batch[2].tolist())
-    assert sorted(numbers) == sorted([*range(800)] * 2)
+    assert sorted(numbers) == sorted([*range(400)] * 2)
 
 
 def files_of_worker(loader: Any) -> int:
@@ -169,20 +171,20 @@ def test_order_does_not_depend_on_when_items_come() -> None:
 
 
 def then_stuck(item: int) -> int:
+    """Waits for longer than any test may take."""
     if item == 3:
-        time.sleep(5)
+        time.sleep(1000)
     return item
 
 
 @pytest.mark.slow
-def test_items_come_in_time_when_the_next_one_does_not() -> None:
+def test_items_come_in_time_when_the_next_one_does_not(monkeypatch: Any) -> None:
     """What a worker has made does not wait for its next item."""
+    monkeypatch.setattr(pools, "GRACE", 0.2)
     with loader_of(IterableWrapper(range(4)).map(then_stuck), 1) as loader:
         stream = iter(loader)
         assert next(stream) == 0
-        begin = time.monotonic()
         assert [next(stream), next(stream)] == [1, 2]
-        assert time.monotonic() - begin < 4
 
 
 def failing(item: int) -> Any:

@@ -1,5 +1,6 @@
 """Epochs of real workers and ranks in every shape: many workers and few shards, none, one to four ranks."""
 
+import pickle
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,9 +14,8 @@ import torch
 from torch.utils.data import DataLoader, IterDataPipe, get_worker_info
 from torch.utils.data.datapipes.iter import IterableWrapper
 
-from tests.kits.ranks import ranks_of
 from tests.kits.shards import text_keys, write_text_shards
-from tests.kits.workers_kit import loader_of, time_limit
+from tests.kits.workers_kit import loader_of, run_script, time_limit
 from tests.pipes.streams.test_epoch import PassTeller, check_passes
 from torchdata_wds import ShardListError, index_shard
 
@@ -30,10 +30,10 @@ FORMS: dict[str, Callable[[IterDataPipe[Any]], IterDataPipe[Any]]] = {
 }
 
 #: Workers, and the sizes of the shards.
-SETTINGS = [(10, (11, 13, 12)), (9, (20,)), (2, ())]
+SETTINGS = [(5, (11, 13, 12)), (4, (20,)), (2, ())]
 
 #: Items of an epoch of wds_epoch, for any of these numbers of workers.
-N = 90
+N = 80
 
 
 def graph_of(pattern: str, form: str, *, is_counted: bool) -> IterDataPipe[Any]:
@@ -119,23 +119,33 @@ def test_counted_epochs_are_passes_when_shards_are_split(
     check_passes(chain.from_iterable(three_epochs(pipe, kind, workers)), text_keys(sizes), 5)
 
 
+#: What runs the graph, in how many ranks, with how many workers each.
+RANK_CASES = [
+    ("service", 1, 3),
+    ("service", 2, 1),
+    ("loader", 3, 2),
+    ("loader", 4, 0),
+    ("loader", 4, 3),
+    ("dataloader", 2, 2),
+    ("dataloader", 3, 0),
+]
+
 RANKS = """
-import sys
+import os, sys
 import torch
 from tests.kits.ranks import run_ranks
-from tests.workers.test_epochs_everywhere import split_graph, rank_epochs
+from tests.workers.test_epochs_everywhere import RANK_CASES, split_graph, rank_epochs
 
-folder, kind, world, workers, urls = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), sys.argv[5:]
+folder, urls = sys.argv[1], sys.argv[2:]
 
-def run(rank):
+def found_by(rank, kind, workers):
     torch.manual_seed(rank)
-    found = {}
-    for even in ("drop", "pad", ""):
-        found[even] = rank_epochs(split_graph(urls, even or None), kind, workers)
-    return found
+    return {even: rank_epochs(split_graph(urls, even or None), kind, workers) for even in ("drop", "pad", "")}
 
 if __name__ == "__main__":
-    run_ranks(run, folder, world)
+    for number, (kind, world, workers) in enumerate(RANK_CASES):
+        os.mkdir(f"{folder}/{number}")
+        run_ranks(lambda rank: found_by(rank, kind, workers), f"{folder}/{number}", world)
 """
 
 
@@ -158,26 +168,28 @@ def rank_epochs(pipe: IterDataPipe[Any], kind: str, workers: int) -> list[list[A
     return [list(iter(loader)) for _ in range(2)]
 
 
-@pytest.mark.parametrize(
-    ("kind", "ranks", "workers"),
-    [
-        ("service", 1, 3),
-        ("service", 2, 1),
-        ("loader", 3, 2),
-        ("loader", 4, 0),
-        ("loader", 4, 3),
-        ("dataloader", 2, 2),
-        ("dataloader", 3, 0),
-    ],
-)
-def test_ranks_have_what_split_shards_promises(kind: str, ranks: int, workers: int, tmp_path: Path) -> None:
-    """Each sample once without even=; equal shares, some left out, or some marked as repeats, with it."""
-    sizes = (9, 0, 4, 17, 1, 8)
-    consumers = ranks * max(workers, 1)
-    urls = write_text_shards(tmp_path / "shards", sizes)
+RANK_SIZES = (9, 0, 4, 17, 1, 8)
+
+
+@pytest.fixture(scope="module")
+def rank_cases(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What each rank of each case has found; one process runs them all."""
+    folder = tmp_path_factory.mktemp("ranks")
+    urls = write_text_shards(folder / "shards", RANK_SIZES)
     for url in urls:
         index_shard(url)
-    found = ranks_of(RANKS, tmp_path, kind, str(ranks), str(workers), *urls, world=ranks, seconds=120)
+    done = run_script(RANKS, str(folder), *urls, seconds=300)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.mark.parametrize("case", range(len(RANK_CASES)), ids=map(str, RANK_CASES))
+def test_ranks_have_what_split_shards_promises(case: int, rank_cases: Path) -> None:
+    """Each sample once without even=; equal shares, some left out, or some marked as repeats, with it."""
+    _, ranks, workers = RANK_CASES[case]
+    sizes = RANK_SIZES
+    consumers = ranks * max(workers, 1)
+    found = [pickle.loads((rank_cases / f"{case}/{rank}.pickle").read_bytes()) for rank in range(ranks)]
     for even in ("drop", "pad", ""):
         for epoch in range(2):
             shares = [one[even][epoch] for one in found]

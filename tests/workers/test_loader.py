@@ -357,8 +357,7 @@ def test_set_epoch_keeps_a_loaded_position_of_that_epoch(samples: Any, caplog: A
         assert "that position is dropped" in caplog.text
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("items_per_epoch", [30, 12])
+@pytest.mark.parametrize(("workers", "items_per_epoch"), [(0, 30), (0, 12), (2, 12)])
 def test_set_epoch_goes_on_from_a_state_after_the_last_item(
     workers: int, items_per_epoch: int, samples: Any, caplog: Any
 ) -> None:

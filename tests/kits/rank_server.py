@@ -6,6 +6,7 @@ import json
 import os
 import runpy
 import sys
+from contextlib import suppress
 
 
 def fork_rank(request: dict[str, object], environment: dict[str, str], files: list[str]) -> int:
@@ -42,7 +43,8 @@ def serve() -> None:
 
 if __name__ == "__main__":
     for name in sys.argv[1:]:
-        importlib.import_module(name)
+        with suppress(ModuleNotFoundError):  # a script that needs it says so
+            importlib.import_module(name)
     gc.collect()
     gc.freeze()
     serve()

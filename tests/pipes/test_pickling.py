@@ -7,6 +7,7 @@ import subprocess
 import sys
 import types
 from collections.abc import Callable
+from multiprocessing.context import SpawnProcess
 from typing import Any
 
 import cloudpickle
@@ -128,8 +129,23 @@ except RuntimeError as error:
 
 
 @needs_torchdata
-def test_service_names_the_stage_when_python_runs_a_command() -> None:
+def test_service_names_the_stage_when_the_main_module_is_no_file(
+    notebook: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Before workers are started, of which each would print a traceback."""
+    monkeypatch.setattr(SpawnProcess, "start", lambda _: pytest.fail("a worker was started"))
+    pipe = IterableWrapper([1, 2]).wds_map(notebook(same))
+    with (
+        loader_of(pipe, 1, multiprocessing_context="spawn") as loader,
+        pytest.raises(RuntimeError, match="wds_map holds same, which is defined in __main__"),
+    ):
+        list(loader)
+
+
+@needs_torchdata
+@pytest.mark.slow
+def test_service_names_the_stage_when_python_runs_a_command() -> None:
+    """A real main module without a file."""
     done = run_script(SCRIPT)
     assert "wds_map holds double, which is defined in __main__" in done.stdout
     assert not done.stderr

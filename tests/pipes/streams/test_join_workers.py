@@ -1,5 +1,6 @@
 """join_workers: the border of the workers under every service, and the cure for uneven ones under torchdata's own."""
 
+import itertools
 import multiprocessing
 import os
 import pickle
@@ -119,10 +120,9 @@ def test_join_leaks_no_marks_when_a_stock_epoch_was_broken_off() -> None:
 
 @pytest.mark.slow
 def test_join_never_hangs_when_stock_epochs_are_many() -> None:
-    """Two hundred epochs with prefetching, a shutdown after every tenth, all complete."""
-    for start in range(0, 200, 10):
-        pipe = uneven_pipe((10, 1) if start % 20 else SIZES).join_workers()
-        orders = epochs(pipe, stock(2 + start % 2, main_prefetch_cnt=10), 10)
+    """Eighty epochs of two and of three workers with prefetching, a shutdown after every tenth, all complete."""
+    for sizes, workers in 2 * list(itertools.product([(10, 1), SIZES], [2, 3])):
+        orders = epochs(uneven_pipe(sizes).join_workers(), stock(workers, main_prefetch_cnt=10), 10)
         assert len({tuple(sorted(order)) for order in orders}) == 1
 
 

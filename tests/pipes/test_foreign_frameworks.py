@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tests.kits.framework_kit import RankServer
 from tests.kits.shards import write_text_shards
 from tests.kits.torchdata import is_installed
 from tests.kits.workers_kit import ROOT
@@ -75,16 +77,43 @@ class Ranks:
         assert set(found.values()) == {times}, case
 
 
-def run_ranks(program: str, folder: Path, ranks: int = 2, sizes: Any = SIZES, seconds: int = 240) -> tuple[int, Ranks]:
-    """Runs a program as torchrun does, or alone, and returns its exit status; never waits longer than `seconds`."""
+#: What every process has in its environment.
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "ACCELERATE_USE_CPU": "true",
+    "CUDA_VISIBLE_DEVICES": "",
+    "PYTHONWARNINGS": "ignore",
+}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RankServer]:
+    """Starts ranks that have imported the frameworks."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in ENVIRONMENT.items():
+            patch.setenv(name, value)
+        with RankServer("accelerate", "transformers.trainer", "lightning") as server:
+            yield server
+
+
+def fork_ranks(server: RankServer, program: str, folder: Path, ranks: int = 2, sizes: Any = SIZES) -> Ranks:
+    """Runs a program as ranks, or alone, and returns what they have noted; none may fail."""
+    urls = write_text_shards(folder, sizes)
+    done = server.launch(BEGINNING + program, folder, str(folder), *urls, world=ranks, seconds=240)
+    stderr = "".join(rank.stderr for rank in done)
+    assert [rank.returncode for rank in done] == [0] * ranks, stderr
+    return Ranks(folder, ranks, stderr)
+
+
+def run_torchrun(program: str, folder: Path, seconds: int = 240) -> tuple[int, Ranks]:
+    """Runs a program by torchrun as two ranks, and returns its exit status; never waits longer than `seconds`."""
     script = folder / "program.py"
     script.write_text(BEGINNING + program)
-    urls = write_text_shards(folder, sizes)
-    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
+    urls = write_text_shards(folder, SIZES)
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
     launcher += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"]
-    command = [sys.executable, *(launcher if ranks > 1 else []), str(script), str(folder), *urls]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    environment |= {"ACCELERATE_USE_CPU": "true", "CUDA_VISIBLE_DEVICES": "", "PYTHONWARNINGS": "ignore"}
+    command = [sys.executable, *launcher, str(script), str(folder), *urls]
+    environment = {**os.environ, **ENVIRONMENT, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(
         command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, cwd=folder, env=environment
     ) as process:  # fmt: skip
@@ -96,20 +125,21 @@ def run_ranks(program: str, folder: Path, ranks: int = 2, sizes: Any = SIZES, se
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(30)
                 process.kill()
-    return process.returncode, Ranks(folder, ranks, stderr)
+    return process.returncode, Ranks(folder, 2, stderr)
 
 
 ACCELERATE = """
-from accelerate import Accelerator
-from accelerate.utils import DataLoaderConfiguration
-from tests.kits.torchdata import is_installed
-
 def epoch_of(dataset, epochs=1, config=None, **options):
+    from accelerate import Accelerator  # spawned workers have no use for it
+    from accelerate.utils import DataLoaderConfiguration
+
     accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(**config or {}))
     loader = accelerator.prepare(DataLoader(dataset, batch_size=1, **options))
     return [int(number) for _ in range(epochs) for batch in loader for number in batch]
 
 def main():
+    from tests.kits.torchdata import is_installed
+
     modes = {"default": {}, "dispatch": {"dispatch_batches": True}, "own": {"dispatch_batches": False}}
     for name, config in modes.items():
         for workers in (0, 2):
@@ -130,11 +160,10 @@ if __name__ == "__main__":
 """
 
 
-def test_frameworks_accelerate_loses_nothing_on_two_ranks(tmp_path: Path) -> None:
+def test_frameworks_accelerate_loses_nothing_on_two_ranks(tmp_path: Path, server: RankServer) -> None:
     """Torch would divide the pipe among ranks, or not at all, and Accelerate divides its items."""
     pytest.importorskip("accelerate")
-    status, ranks = run_ranks(ACCELERATE, tmp_path)
-    assert status == 0, ranks.stderr
+    ranks = fork_ranks(server, ACCELERATE, tmp_path)
     for mode, words in (
         ("default", "rank 0 reads for all"),
         ("dispatch", "rank 0 reads for all"),
@@ -151,11 +180,10 @@ def test_frameworks_accelerate_loses_nothing_on_two_ranks(tmp_path: Path) -> Non
     assert all("keeps 1 item of 2" in found for found in ranks.found("pipeline-own"))
 
 
-def test_frameworks_accelerate_is_silent_on_one_rank(tmp_path: Path) -> None:
+def test_frameworks_accelerate_is_silent_on_one_rank(tmp_path: Path, server: RankServer) -> None:
     """It wraps nothing then, whatever dispatch_batches says."""
     pytest.importorskip("accelerate")
-    status, ranks = run_ranks(ACCELERATE, tmp_path, ranks=1)
-    assert status == 0, ranks.stderr
+    ranks = fork_ranks(server, ACCELERATE, tmp_path, ranks=1)
     for case in ("default", "dispatch", "own"):
         for workers in (0, 2):
             ranks.check(f"{case}-{workers}", times=2)
@@ -180,7 +208,7 @@ if __name__ == "__main__":
 def test_frameworks_accelerate_ends_in_all_ranks_when_it_is_an_error(tmp_path: Path) -> None:
     """The ranks that wait for rank 0 end with it."""
     pytest.importorskip("accelerate")
-    status, ranks = run_ranks(BEGUN, tmp_path)
+    status, ranks = run_torchrun(BEGUN, tmp_path)
     assert status not in (0, None)
     assert "DivisionError" in ranks.stderr
     assert "had already begun to divide them" in ranks.stderr
@@ -220,12 +248,11 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_frameworks_trainer_loses_nothing(ranks: int, tmp_path: Path) -> None:
+def test_frameworks_trainer_loses_nothing(ranks: int, tmp_path: Path, server: RankServer) -> None:
     """A Trainer prepares a bare train_dataset by Accelerate."""
     pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
-    status, run = run_ranks(f"len_of = {COUNT}\n{TRAINER}", tmp_path, ranks)
-    assert status == 0, run.stderr
+    run = fork_ranks(server, f"len_of = {COUNT}\n{TRAINER}", tmp_path, ranks)
     for workers in (0, 2):
         run.check(f"trainer-{workers}")
         assert ("get_train_dataloader" in run.said(f"trainer-{workers}")) == (ranks == 2)
@@ -261,11 +288,10 @@ if __name__ == "__main__":
 """
 
 
-def test_frameworks_lightning_is_silent_on_two_ranks(tmp_path: Path) -> None:
+def test_frameworks_lightning_is_silent_on_two_ranks(tmp_path: Path, server: RankServer) -> None:
     """It leaves iterable datasets to torch, which divides the pipe among ranks and workers."""
     pytest.importorskip("lightning")
-    status, ranks = run_ranks(LIGHTNING, tmp_path, sizes=EQUAL)
-    assert status == 0, ranks.stderr
+    ranks = fork_ranks(server, LIGHTNING, tmp_path, sizes=EQUAL)
     for workers in (0, 2):
         found = ranks.found(f"lightning-{workers}")
         assert Counter(chain(*found)) == dict.fromkeys(set(chain(*found)), 2)

@@ -23,8 +23,14 @@ KINDS = ["WdsLoader", pytest.param("WorkersReadingService", marks=needs_torchdat
 
 # ------------------------------------------------------------------------------------------------ data-parallel groups
 @pytest.mark.slow
-@pytest.mark.parametrize(("workers", "ranks_by"), [(0, "mesh"), (2, "group")])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "workers", "ranks_by"),
+    [
+        ("WdsLoader", 2, "group"),
+        pytest.param("WorkersReadingService", 2, "group", marks=needs_torchdata),
+        pytest.param("WorkersReadingService", 0, "mesh", marks=needs_torchdata),
+    ],
+)
 def test_ranks_of_a_replica_read_the_same_when_their_data_parallel_group_is_given(
     kind: str, workers: int, ranks_by: str, tmp_path: Path
 ) -> None:
@@ -33,10 +39,9 @@ def test_ranks_of_a_replica_read_the_same_when_their_data_parallel_group_is_give
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-def test_spawned_workers_read_for_the_place_of_their_rank(kind: str, tmp_path: Path) -> None:
+def test_spawned_workers_read_for_the_place_of_their_rank(tmp_path: Path) -> None:
     """They are not in a group, and know only what their rank has passed them."""
-    check_replicas(replicas_in(tmp_path, kind, "auto", 1, "spawn", ["padded"]), 1)
+    check_replicas(replicas_in(tmp_path, "WdsLoader", "auto", 1, "spawn", ["padded"]), 1)
 
 
 WITHOUT_GLOO = """

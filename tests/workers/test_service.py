@@ -102,21 +102,21 @@ def test_loader_orders_alike_when_one_worker_or_none_runs(front: str) -> None:
     assert epochs(pipe, front=front, num_workers=0, seed=3) == epochs(pipe, front=front, num_workers=1, seed=3)
 
 
-@pytest.mark.parametrize("front", FRONTS)
 @pytest.mark.slow
-def test_loader_orders_alike_when_workers_fork_or_spawn(front: str) -> None:
+def test_loader_orders_alike_when_workers_fork_or_spawn() -> None:
     """The way workers start makes no difference to any of three seeded epochs."""
     pipe = uneven_pipe().shuffle(buffer_size=5)
-    forked = epochs(pipe, front=front, num_workers=2, seed=3, multiprocessing_context="fork")
-    spawned = epochs(pipe, front=front, num_workers=2, seed=3, multiprocessing_context="spawn")
+    forked = epochs(pipe, num_workers=2, seed=3, multiprocessing_context="fork")
+    spawned = epochs(pipe, num_workers=2, seed=3, multiprocessing_context="spawn")
     assert spawned == forked
     assert distinct(spawned) == 3
 
 
-@pytest.mark.parametrize("front", FRONTS)
 @pytest.mark.slow
-@pytest.mark.parametrize("context", ["spawn", "forkserver"])
-@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize(
+    ("front", "context", "workers"),
+    [("loader", "spawn", 3), ("service", "spawn", 1), ("loader", "forkserver", 1), ("service", "forkserver", 3)],
+)
 def test_loader_gives_each_item_once_when_workers_are_not_forked(context: str, workers: int, front: str) -> None:
     """Spawned and fork-served workers behave as forked ones, in any number."""
     orders = epochs(uneven_pipe(), front=front, num_workers=workers, multiprocessing_context=context)

@@ -194,8 +194,12 @@ def test_resume_goes_on_when_it_stands_at_a_shards_end(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("count", [9, 15])
 @pytest.mark.usefixtures("nothing_known")
-def test_resume_raises_when_a_shard_has_another_number_of_samples(count: int, tmp_path: Path) -> None:
+def test_resume_raises_when_a_shard_has_another_number_of_samples(
+    count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Where a worker was ahead of what was delivered, the number of a shard's samples is known."""
+    for seconds in ("LINGER", "PATIENCE"):  # one message has all items
+        monkeypatch.setattr(f"torchdata_wds.workers.processes.messages.{seconds}", 100)
     urls = write_text_shards(tmp_path, SIZES)
     state = stopped(samples(urls), 1, 0, 5)
     expected = rf"{rewritten(urls, 0, count)} has another number of samples .* 12 samples then, .* {count} now"

@@ -229,6 +229,7 @@ def test_items_per_epoch_is_what_a_loader_yields_when_graphs_are_random(folders:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Some child DataPipes are not exhausted")  # of a fork that a stage leaves early
 @pytest.mark.parametrize("first", [1000, 1020, 1040, 1060, 1080])
 def test_items_per_epoch_is_what_workers_yield_when_graphs_are_random(folders: Folders, first: int) -> None:
     assert sum(check_graph(seed, folders, most_workers=3) for seed in range(first, first + 20)) > 5

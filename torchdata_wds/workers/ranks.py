@@ -55,7 +55,7 @@ class RankDivision:
         if is_divided:
             raise ValueError(
                 "the work is already divided among the ranks, and items would be lost. If a DistributedReadingService "
-                "or apply_sharding did that, drop it, or leave the ranks to it (without distributed=True or ranks=). "
+                "or apply_sharding did that, drop it, or leave the ranks to it: drop distributed=True or ranks=. "
                 "If an earlier loader did, its graph cannot be copied: build the graph again for each loader"
             )
         if self.option == "distributed" and distributed_place() is None:

@@ -15,6 +15,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 
 from tests.kits.processes import children, in_child, wait_until
 from tests.kits.workers_kit import FRONTS, FRONTS_QUICK, engine_of, loader_of, resumed_loader
+from torchdata_wds import WdsLoader
 from torchdata_wds.workers.interrupts import ignore_interrupts, interrupts_held
 from torchdata_wds.workers.processes import pool as pools
 from torchdata_wds.workers.processes.link import WorkerLink
@@ -73,6 +74,29 @@ def test_interrupts_are_ignored_when_a_process_that_was_started_meanwhile_says_s
 
     with interrupts_held():
         assert in_child(begin) == 0
+
+
+class Interrupting(IterDataPipe):
+    """Is interrupted when it is first copied."""
+
+    copies = 0
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(3))
+
+    def __deepcopy__(self, memo: Any) -> IterDataPipe:
+        Interrupting.copies += 1
+        if Interrupting.copies == 1:
+            press_ctrl_c()
+        return self
+
+
+def test_graph_is_copied_whole_when_that_is_interrupted() -> None:
+    """A shuffle that was left half copied would print an error when it is forgotten."""
+    loader = WdsLoader(Interrupting().shuffle(), seed=0)
+    with pytest.raises(KeyboardInterrupt):
+        iter(loader)
+    assert sorted(loader) == [0, 1, 2]
 
 
 #: How long each item takes, in workers that were forked too.

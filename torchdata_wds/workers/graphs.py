@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Iterator
 from contextlib import closing
-from typing import Any
+from typing import Any, TypeVar
 
 from torch.utils.data import IterDataPipe
+from torch.utils.data.datapipes.iter import IterableWrapper
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from torch.utils.data.graph import DataPipe, DataPipeGraph
 
-from torchdata_wds.consumers import Place, divide, traverse, upstream
+from torchdata_wds.consumers import Place, divide, no_traversal, traverse, upstream
 from torchdata_wds.handlers import warn_once
 from torchdata_wds.pipes.base import WdsPipe
 from torchdata_wds.pipes.chain_text import short_name
 from torchdata_wds.pipes.division import check_division
 from torchdata_wds.pipes.notes import note_source_failure
 from torchdata_wds.pipes.seeds import Seeds, mix, seed_graph
+from torchdata_wds.workers.interrupts import interrupts_held
 from torchdata_wds.workers.processes.pool import WorkerPool
 from torchdata_wds.workers.processes.worker import WorkerGraph
 from torchdata_wds.workers.ranks import ranks_of
@@ -27,6 +30,14 @@ from torchdata_wds.workers.resume.stream import Stream, WorkerFunctions
 from torchdata_wds.workers.skips import SkipWatch
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+def copied(datapipe: IterDataPipe[T]) -> IterDataPipe[T]:
+    """Returns a copy of a graph, which shares only the lists and data sets it wraps; any pipe may raise."""
+    shared = {id(pipe.iterable): pipe.iterable for pipe in upstream(datapipe) if type(pipe) is IterableWrapper}
+    with interrupts_held(), no_traversal():  # torch's shuffle prints an error if it is left half copied
+        return copy.deepcopy(datapipe, shared)
 
 
 def find_branches(datapipe: IterDataPipe[Any]) -> list[DataPipe]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import logging
 from collections.abc import Callable, Iterator
@@ -10,12 +9,11 @@ from typing import Any, Generic, NoReturn, Self, TypeVar
 
 import torch
 from torch.utils.data import IterDataPipe
-from torch.utils.data.datapipes.iter import IterableWrapper
 
 from torchdata_wds.checks import check_flags, checked_int
-from torchdata_wds.consumers import Place, Ranks, checked_ranks, no_traversal, upstream
+from torchdata_wds.consumers import Place, Ranks, checked_ranks
 from torchdata_wds.pipes.seeds import Seeds
-from torchdata_wds.workers import accelerate, lightning
+from torchdata_wds.workers import accelerate, graphs, lightning
 from torchdata_wds.workers.engine import Engine
 from torchdata_wds.workers.lengths import items_per_epoch
 from torchdata_wds.workers.resume.checkpoints import Checkpoint
@@ -194,11 +192,8 @@ class WdsLoader(Generic[T]):
                 "a state can only be loaded before the first epoch of this loader, because its graph cannot be "
                 f"copied: {self._uncopied}"
             )
-        # lists of shards and data sets are shared: they may be large
-        shared = {id(pipe.iterable): pipe.iterable for pipe in upstream(self.pipe) if type(pipe) is IterableWrapper}
         try:
-            with no_traversal():
-                return copy.deepcopy(self.pipe, shared)
+            return graphs.copied(self.pipe)
         except Exception as error:  # noqa: BLE001  # a pipe may hold anything
             self._uncopied = error
             return self.pipe

@@ -4,9 +4,9 @@
 
 Ours are `WdsLoader` and `WorkersReadingService`. All run the same graphs.
 
-The first table has 1 and 2 workers, per item and with `.batch(n).collate(wds_collate)` in the workers. Workers are
-started and run one epoch before anything is timed. Each timed epoch is measured from its fifth item to its last, so
-that what was prefetched, and starting the epoch, is left out for all.
+The first table has 1 and 2 workers, per item and with `.batch(n).collate(wds_collate)` in the workers. Each round has
+new workers, which run one epoch before the timed one; nothing else runs meanwhile. The timed epoch is measured from its
+fifth item to its last, so that what was prefetched, and starting the epoch, is left out for all.
 
 The second has the time of `next()` for batches of 10 MB that two workers have made ahead: the CPU time of the main
 thread, on which other programs have less influence, and the whole time. Either several batches are taken one after the
@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from statistics import median
 from typing import Any, NamedTuple
@@ -115,18 +115,12 @@ def _batched(graph: IterDataPipe[Any], size: int) -> IterDataPipe[Any]:
 
 def measure(kind: str, case: Case, rounds: int) -> list[Row]:
     """The rows of one kind."""
-    with ExitStack() as stack:
-        loaders = {
-            _name(contender, workers): loader
-            for workers in WORKERS
-            for contender, loader in loaders_of(case.graph, workers, stack).items()
-        }
-        contenders = [
-            Contender(name, partial(timed_from, AHEAD, loader, case.size)) for name, loader in loaders.items()
-        ]
-        for contender in contenders:
-            contender.run()
-        runs = run_rounds(kind, contenders, rounds)
+    contenders = [
+        Contender(_name(loader, workers), partial(timed_epoch, loader, case, workers))
+        for workers in WORKERS
+        for loader in (LOADER, SERVICE, TORCH)
+    ]
+    runs = run_rounds(kind, contenders, rounds)
     rows = []
     for workers in WORKERS:
         rows += compare(kind, {_name(name, workers): runs[_name(name, workers)] for name in (LOADER, SERVICE, TORCH)})
@@ -136,14 +130,24 @@ def measure(kind: str, case: Case, rounds: int) -> list[Row]:
     return rows
 
 
-def loaders_of(graph: IterDataPipe[Any], workers: int, stack: ExitStack, ahead: int = 2) -> dict[str, Iterable[Any]]:
-    """The loaders of a graph, whose workers run until the stack is closed."""
-    service = WorkersReadingService(workers, prefetch_factor=ahead)
-    return {
-        LOADER: stack.enter_context(WdsLoader(graph, workers, prefetch_factor=ahead)),
-        SERVICE: stack.enter_context(DataLoader2(graph, reading_service=service)),
-        TORCH: DataLoader(graph, batch_size=None, num_workers=workers, persistent_workers=True, prefetch_factor=ahead),
-    }
+def timed_epoch(name: str, case: Case, workers: int) -> Run:
+    """Measures the second epoch of a new loader."""
+    with running(name, case.graph, workers) as loader:
+        timed_from(AHEAD, loader, case.size)
+        return timed_from(AHEAD, loader, case.size)
+
+
+@contextmanager
+def running(name: str, graph: IterDataPipe[Any], workers: int, ahead: int = 2) -> Iterator[Iterable[Any]]:
+    """A loader of a graph, whose workers end with the block."""
+    if name == LOADER:
+        with WdsLoader(graph, workers, prefetch_factor=ahead) as ours:
+            yield ours
+    elif name == SERVICE:
+        with DataLoader2(graph, reading_service=WorkersReadingService(workers, prefetch_factor=ahead)) as ours:
+            yield ours
+    else:  # its workers end when it is forgotten
+        yield DataLoader(graph, batch_size=None, num_workers=workers, persistent_workers=True, prefetch_factor=ahead)
 
 
 def _name(loader: str, workers: int) -> str:
@@ -175,27 +179,29 @@ PAUSES = {"10 MB, in a row": rest, "10 MB, computing before each": compute}
 def measure_steps(kind: str, steps: int, rounds: int) -> list[Row]:
     """The rows of one way to spend the time between steps."""
     graph = IterableWrapper(range(WARM + steps)).sharding_filter().map(make_batch)
-    walls: dict[str, list[float]] = {}
-    with ExitStack() as stack:
-        loaders = loaders_of(graph, 2, stack, READY)
-        contenders = [
-            Contender(name, partial(timed_steps, loader, steps, PAUSES[kind], walls.setdefault(name, [])))
-            for name, loader in loaders.items()
-        ]
-        rows = compare(kind, run_rounds(kind, contenders, rounds))
+    walls: dict[str, list[float]] = {name: [] for name in (LOADER, SERVICE, TORCH)}
+    contenders = [
+        Contender(name, partial(timed_steps, name, graph, steps, PAUSES[kind], of_name))
+        for name, of_name in walls.items()
+    ]
+    rows = compare(kind, run_rounds(kind, contenders, rounds))
     return [{**row, "wall": 1e6 * median(walls[row["contender"]])} for row in rows]
 
 
-def timed_steps(loader: Iterable[Any], steps: int, pause: Callable[[int], None], walls: list[float]) -> Run:
+def timed_steps(
+    name: str, graph: IterDataPipe[Any], steps: int, pause: Callable[[int], None], walls: list[float]
+) -> Run:
     """Measures the steps of an epoch: a run of one step that took the median CPU time; adds the median whole time."""
-    items, times = iter(loader), []
-    for step in range(WARM + steps):
-        pause(step)
-        cpu, wall = time.thread_time(), time.perf_counter()
-        batch = next(items)  # frees the one before
-        times.append((time.thread_time() - cpu, time.perf_counter() - wall))
-        assert batch.nbytes > BATCH // 2
-    assert next(items, None) is None
+    times = []
+    with running(name, graph, 2, READY) as loader:
+        items = iter(loader)
+        for step in range(WARM + steps):
+            pause(step)
+            cpu, wall = time.thread_time(), time.perf_counter()
+            batch = next(items)  # frees the one before
+            times.append((time.thread_time() - cpu, time.perf_counter() - wall))
+            assert batch.nbytes > BATCH // 2
+        assert next(items, None) is None
     cpus, whole = zip(*times[WARM:], strict=True)
     walls.append(median(whole))
     return Run(median(cpus), 1)

@@ -25,7 +25,7 @@ def pytest_configure() -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def _small_heap() -> None:
-    """Leaves what is there already out of garbage collection, which tests about open files ask for again and again."""
+    """Keeps garbage collection fast, which tests of open files run again and again: it skips what exists already."""
     gc.collect()
     gc.freeze()
 

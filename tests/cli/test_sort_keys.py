@@ -90,7 +90,7 @@ def test_values_that_have_no_place_in_the_order_are_errors_that_name_it(kind: An
 
 
 def test_text_is_ordered_by_code_points() -> None:
-    """The bytes of UTF-8 have the order of the characters, of every length; keys are no different from fields."""
+    """Fields and keys alike: UTF-8 sorts by its bytes as text does by its characters."""
     edges = "\0\t aZ\x7f\x80\u07ff\u0800\ud7ff\ud800\udcff\ue000\uffff\U00010000\U0010ffff"
     texts = ["".join(letters) for length in (2, 0, 1) for letters in itertools.product(edges[::-1], repeat=length)]
     by_field = sort_key("txt")

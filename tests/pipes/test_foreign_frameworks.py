@@ -162,7 +162,6 @@ if __name__ == "__main__":
 
 def test_frameworks_accelerate_loses_nothing_on_two_ranks(tmp_path: Path, server: RankServer) -> None:
     """Torch would divide the pipe among ranks, or not at all, and Accelerate divides its items."""
-    pytest.importorskip("accelerate")
     ranks = fork_ranks(server, ACCELERATE, tmp_path)
     for mode, words in (
         ("default", "rank 0 reads for all"),
@@ -182,7 +181,6 @@ def test_frameworks_accelerate_loses_nothing_on_two_ranks(tmp_path: Path, server
 
 def test_frameworks_accelerate_is_silent_on_one_rank(tmp_path: Path, server: RankServer) -> None:
     """It wraps nothing then, whatever dispatch_batches says."""
-    pytest.importorskip("accelerate")
     ranks = fork_ranks(server, ACCELERATE, tmp_path, ranks=1)
     for case in ("default", "dispatch", "own"):
         for workers in (0, 2):
@@ -207,7 +205,6 @@ if __name__ == "__main__":
 
 def test_frameworks_accelerate_ends_in_all_ranks_when_it_is_an_error(tmp_path: Path) -> None:
     """The ranks that wait for rank 0 end with it."""
-    pytest.importorskip("accelerate")
     status, ranks = run_torchrun(BEGUN, tmp_path)
     assert status not in (0, None)
     assert "DivisionError" in ranks.stderr
@@ -251,7 +248,6 @@ if __name__ == "__main__":
 def test_frameworks_trainer_loses_nothing(ranks: int, tmp_path: Path, server: RankServer) -> None:
     """A Trainer prepares a bare train_dataset by Accelerate."""
     pytest.importorskip("transformers")
-    pytest.importorskip("accelerate")
     run = fork_ranks(server, f"len_of = {COUNT}\n{TRAINER}", tmp_path, ranks)
     for workers in (0, 2):
         run.check(f"trainer-{workers}")

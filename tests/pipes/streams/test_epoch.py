@@ -721,8 +721,13 @@ if __name__ == "__main__":
         run_ranks(functools.partial(run, *case), case_folder)
 """
 RANK_CASES = [
-    *(("distributed", 0, 107), ("distributed", 2, 100), ("distributed", 2, 107), ("behind", 2, 107)),
-    *(("sequential", 2, 100), ("dataloader", 2, 100), ("dataloader", 2, 107)),
+    ("distributed", 0, 107),
+    ("distributed", 2, 100),
+    ("distributed", 2, 107),
+    ("behind", 2, 107),
+    ("sequential", 2, 100),
+    ("dataloader", 2, 100),
+    ("dataloader", 2, 107),
 ]
 
 

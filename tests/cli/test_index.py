@@ -4,6 +4,7 @@ import gzip
 import hashlib
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -15,12 +16,15 @@ from torchdata_wds import ShardIndex, ShardOpenError, TarWriter, index_shard
 from torchdata_wds.cli.index import dali_index_url, index_in_folder, listed_url, make_index, save_index
 from torchdata_wds.format.index import dali_index
 
+FIGURES = re.compile(r"[0-9,.]+(?= s\b| samples/s)")
+
 
 def test_index_writes_one_beside_each_shard(tmp_path: Path) -> None:
     """The same that the library makes; nothing on standard output."""
     urls = write_text_shards(tmp_path, (3, 0, 2))
     done = run_wds("index", f"{tmp_path}/shard-*.tar", "-p", "1")
-    assert (done.status, done.out, done.err) == (0, b"", "wds: 3 indexes written\n")
+    assert (done.status, done.out) == (0, b"")
+    assert FIGURES.sub("#", done.err) == "wds: 3 indexes written (5 samples of 3 shards in # s, # samples/s)\n"
     for url in urls:
         assert ShardIndex.load(f"{url}.index") == index_shard(url, to=False)
     assert run_wds("index", *urls, "--keys", "last_dot", "--force", "-p", "1").status == 0
@@ -107,7 +111,7 @@ def test_index_writes_a_list_for_wids(tmp_path: Path, monkeypatch: pytest.Monkey
     assert run_wds("index", relative[0], "--wids", "lists/all.json", "-p", "1", "--force").status == 0
     done = run_wds("index", urls[0], "--wids", "-", "-p", "1")
     assert json.loads(done.out)["shardlist"][0]["url"] == urls[0]
-    assert done.err == "wds: 1 shard listed\n"
+    assert FIGURES.sub("#", done.err) == "wds: 1 shard listed (2 samples of 1 shard in # s, # samples/s)\n"
     (tmp_path / "x.tar.gz").write_bytes(gzip.compress(Path(urls[0]).read_bytes()))
     done = run_wds("index", "x.tar.gz", "--wids", "-", "-p", "1")
     assert (done.status, done.out) == (1, b"")
@@ -140,6 +144,8 @@ def test_index_refuses_wrong_arguments(tmp_path: Path, monkeypatch: pytest.Monke
         (["a/x.tar", "b/x.tar", "-o", "out"], "share the index"),
         (["a.1.tar", "a.2.tar", "--dali"], "share the index"),
         (["x.tar", "--keys", "other"], "--keys"),
+        (["x.tar", "--check", "--force"], "--check"),
+        (["x.tar", "--check", "--wids", "list.json"], "--check"),
     ):
         done = run_wds("index", *arguments)
         assert done.status == 2

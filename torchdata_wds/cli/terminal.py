@@ -125,13 +125,23 @@ def stdout_is_apart() -> bool:
 
 
 class Progress(contextlib.AbstractContextManager["Progress"]):
-    """Shows progress: as tqdm's bar on a terminal; elsewhere, or without tqdm, as a line every few seconds."""
+    """Shows progress: as tqdm's bar on a terminal; elsewhere, or without tqdm, as a line every few seconds.
+
+    The last line says that all is done, unless the command `summarizes` in its own words.
+    """
 
     def __init__(
-        self, what: str, total: int | None = None, *, only_on_terminal: bool = False, hidden: bool = False
+        self,
+        what: str,
+        total: int | None = None,
+        *,
+        only_on_terminal: bool = False,
+        hidden: bool = False,
+        summarizes: bool = False,
     ) -> None:
         self.done = 0
-        self._what, self._total = what, total
+        self._what, self._total, self._summarizes = what, total, summarizes
+        self._note = ""
         on_terminal = sys.stderr.isatty()
         self.is_shown = not hidden and (on_terminal or not only_on_terminal)
         self._bar: Any = None
@@ -143,10 +153,13 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
                 _bars.append(self._bar)
         self._shown = time.monotonic()
 
-    def advance(self, count: int = 1) -> None:
-        """Reports `count` more as done."""
+    def advance(self, count: int = 1, note: str = "") -> None:
+        """Reports `count` more as done; the note, such as another figure, is shown after them."""
         self.done += count
+        self._note = note
         if self._bar is not None:
+            if note:
+                self._bar.set_postfix_str(note, refresh=False)
             self._bar.update(count)
         elif self.is_shown and time.monotonic() - self._shown >= _SECONDS:
             self._shown = time.monotonic()
@@ -156,10 +169,10 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
         if self._bar is not None:
             _bars.remove(self._bar)
             self._bar.close()
-        elif self.is_shown:
+        elif self.is_shown and not self._summarizes:
             self._show()
 
     def _show(self) -> None:
         total = "" if self._total is None else f" of {self._total:,}"
         with contextlib.suppress(BrokenPipeError):  # a closed standard error does not stop the work
-            print(f"{self.done:,}{total} {self._what}", file=sys.stderr, flush=True)
+            print(f"{self.done:,}{total} {self._what}{self._note and ', '}{self._note}", file=sys.stderr, flush=True)

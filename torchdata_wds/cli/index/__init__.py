@@ -3,6 +3,7 @@
 wds index 'train-{000000..000003}.tar'
 wds index --dali 'train-*.tar' -o dali-indexes
 wds index --wids train.json 'train-*.tar'
+wds index --check 'train-*.tar'
 """
 
 import argparse
@@ -10,18 +11,20 @@ import functools
 import hashlib
 import os
 import posixpath
+import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from torchdata_wds import dali_index
 from torchdata_wds.cli.command import Command, UsageError, add_parallel, choice, flag, option, usage_checked
+from torchdata_wds.cli.index.comparison import FAULTS, compare_index
 from torchdata_wds.cli.inputs import add_shards_argument, list_inputs
 from torchdata_wds.cli.jobs import map_in_order
-from torchdata_wds.cli.outputs import write_whole
-from torchdata_wds.cli.terminal import Progress, counted, message_of, printable, say
+from torchdata_wds.cli.outputs import write_line, write_whole
+from torchdata_wds.cli.terminal import Progress, counted, message_of, paused, printable, say
 from torchdata_wds.errors import ShardFormatError, ShardOpenError, WdsError
 from torchdata_wds.format.index import INDEX_SUFFIX, IndexHeader, ShardIndex, index_url, shard_name, wids_list
 from torchdata_wds.format.index.scan import index_shard
@@ -30,6 +33,7 @@ from torchdata_wds.storage.byte_streams import stored_bytes
 from torchdata_wds.storage.urls import STDIN, is_local, local_path, scheme_of
 
 _OUTCOMES = _WRITTEN, _UNCHANGED = "written", "unchanged"
+_RIGHT = "right"
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,6 +45,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     flag(parser, "--md5", "add MD5 digests to the list; this reads all of each shard")
     option(parser, "-o --output", "FOLDER", "write indexes there instead of next to the shards")
     flag(parser, "--force", "replace existing indexes that differ")
+    text = "write nothing: read the headers again and report each index that is missing, stale or wrong"
+    flag(parser, "--check", text)
     cores = os.cpu_count() or 1
     add_parallel(parser, "index N shards at once, in processes (default: one per core)", cores)
 
@@ -51,6 +57,8 @@ def _run(arguments: argparse.Namespace) -> int:
         raise UsageError("--md5 and --name need --wids, for whose list they are")
     if is_list and arguments.part is not None:
         raise UsageError("--wids lists all shards, and --part leaves most of them out: run it once without --part")
+    if arguments.check and (is_list or arguments.force):
+        raise UsageError("--check compares the indexes of shards and writes nothing: use it without --wids and --force")
     if is_list and arguments.output is not None and not arguments.dali:
         raise UsageError("-o is the folder of indexes, and --wids writes only a list, to the file that it names")
     jobs = [(url, _target(url, arguments)) for url in list_inputs(arguments)]
@@ -59,28 +67,81 @@ def _run(arguments: argparse.Namespace) -> int:
     for target, count in Counter(target for _, target in jobs).items():
         if count > 1 and target is not None:
             raise UsageError(f"{count:,} of the shards would share the index {mask_url(target)}: index them separately")
+    return _check(arguments, jobs) if arguments.check else _write(arguments, jobs)
+
+
+def _write(arguments: argparse.Namespace, jobs: list[tuple[str, str | None]]) -> int:
+    """Writes the indexes or the list, and returns the exit status."""
     if arguments.output is not None and not scheme_of(arguments.output):
         Path(arguments.output).mkdir(parents=True, exist_ok=True)
     options = {"keys": arguments.keys, "dali": arguments.dali, "md5": arguments.md5, "overwrite": arguments.force}
     results = []
-    with (
-        closing(map_in_order(functools.partial(make_index, **options), jobs, arguments.parallel)) as made,
-        Progress("shards", len(jobs), only_on_terminal=True) as progress,
-    ):
+    figures = Figures(len(jobs))
+    made = map_in_order(functools.partial(make_index, **options), jobs, arguments.parallel)
+    with closing(made), figures.progress:
         for result in made:
             results.append(result)
             if result.failure is not None:
                 say(f"not indexed: {printable(message_of(result.failure))}")
-            progress.advance()
+            figures.add(0 if result.header is None else result.header.samples)
     failed = sum(result.failure is not None for result in results)
+    is_list = arguments.wids is not None
     is_listed = is_list and _write_list(arguments, (url for url, _ in jobs), results)
     outcomes = Counter(result.outcome for result in results)
     told = [f"{counted(outcomes[word], 'index', 'indexes')} {word}" for word in _OUTCOMES if outcomes[word]]
     told += [f"{counted(len(jobs), 'shard')} listed"] if is_listed else []
     told += [f"{failed:,} of {counted(len(jobs), 'shard')} failed"] if failed else []
-    if told:
-        say(", ".join(told))
+    figures.tell(told)
     return 1 if failed or is_list != is_listed else 0
+
+
+def _check(arguments: argparse.Namespace, jobs: list[tuple[str, str | None]]) -> int:
+    """Compares existing indexes with their shards, prints a line for each that differs, returns the exit status."""
+    options = {"keys": arguments.keys, "dali": arguments.dali}
+    counts: Counter[str] = Counter()
+    figures = Figures(len(jobs))
+    compared = map_in_order(functools.partial(compare_index, **options), jobs, arguments.parallel)
+    with closing(compared), figures.progress:
+        for (url, _), result in zip(jobs, compared, strict=True):
+            if result.failure is not None:
+                say(f"not checked: {printable(message_of(result.failure))}")
+            elif result.fault is not None:
+                with paused():
+                    write_line(printable(f"{mask_url(url)}: {result.fault}: {result.what}"))
+            counts["failed" if result.failure is not None else result.fault or _RIGHT] += 1
+            figures.add(result.samples)
+    told = [f"{counted(counts[word], 'index', 'indexes')} {word}" for word in (_RIGHT, *FAULTS) if counts[word]]
+    told += [f"{counts['failed']:,} of {counted(len(jobs), 'shard')} failed"] if counts["failed"] else []
+    figures.tell(told)
+    return 0 if counts[_RIGHT] == len(jobs) else 1
+
+
+class Figures:
+    """Counts what is done, shows it as progress, and tells at the end how long it took."""
+
+    def __init__(self, shards: int) -> None:
+        self.shards = self.samples = 0
+        self.progress = Progress("shards", shards, summarizes=True)
+        self._start = time.monotonic()
+
+    def add(self, samples: int) -> None:
+        """Counts a shard with its samples."""
+        self.shards += 1
+        self.samples += samples
+        self.progress.advance(note=f"{counted(self.samples, 'sample')}, {self._rate(self._seconds())}")
+
+    def tell(self, outcomes: Sequence[str]) -> None:
+        """Says the outcomes and the figures in one line; nothing if there were no shards."""
+        if outcomes:
+            seconds = self._seconds()
+            size = f"{counted(self.samples, 'sample')} of {counted(self.shards, 'shard')}"
+            say(f"{', '.join(outcomes)} ({size} in {seconds:,.1f} s, {self._rate(seconds)})")
+
+    def _seconds(self) -> float:
+        return max(time.monotonic() - self._start, 1e-6)
+
+    def _rate(self, seconds: float) -> str:
+        return f"{self.samples / seconds:,.0f} samples/s"
 
 
 def _target(url: str, arguments: argparse.Namespace) -> str | None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.kits.shards import sample_members, tar_bytes, text_samples, write_tar, write_text_shards
+from tests.kits.tar_blocks import END, pax_sparse
 from tests.kits.tool_kit import run_wds
 from torchdata_wds.storage.sources.local import LocalFile
 
@@ -191,3 +192,41 @@ def test_ls_counts_a_shard_when_it_is_empty_or_comes_twice(tmp_path: Path) -> No
     one = f"{other}: 1 sample, 1 member, 1 byte"
     several = run_wds("ls", "-q", "--errors", "skip", other, empty, tmp_path / "no.tar", other)
     assert several.text.splitlines() == [one, f"{empty}: {nothing}", one, "3 shards: 2 samples, 2 members, 2 bytes"]
+
+
+def test_ls_lists_by_the_index_what_it_lists_from_the_shard(tmp_path: Path) -> None:
+    """The same lines, sizes and totals, with every option that chooses; the shard's content is not read."""
+    urls = write_text_shards(tmp_path, (3, 0, 2))
+    path = write_tar(tmp_path / "x.tar", [("a/1.b.JPG", b"12"), ("README", b""), *MEMBERS])
+    assert run_wds("index", *urls, path, "-p", "1").status == 0
+    for options in (
+        (),
+        ("--json",),
+        ("-q",),
+        ("--slice", "1:5:2"),
+        ("--shard-slice", "1:2", "--json"),
+        ("--keep-case",),
+    ):
+        by_shard, by_index = (run_wds("ls", *options, *more, *urls, path) for more in ((), ("--index",)))
+        assert (by_index.status, by_index.out) == (by_shard.status, by_shard.out)
+    before = run_wds("ls", "--index", path)
+    Path(path).write_bytes(bytes(Path(path).stat().st_size))
+    assert run_wds("ls", "--index", path) == before
+
+
+def test_ls_refuses_an_index_that_does_not_fit(tmp_path: Path) -> None:
+    """None, of another version, of other keys, or without a size; the next shard follows if damage is skipped."""
+    none, other, good = (write_tar(tmp_path / f"{name}.tar", text_samples("s", 1)) for name in "abc")
+    sparse = tmp_path / "d.tar"
+    sparse.write_bytes(pax_sparse([(512, 512)], 2000, b"x" * 512) + END)
+    assert run_wds("index", other, good, sparse, "-p", "1").status == 0
+    done = run_wds("ls", "--index", none)
+    assert (done.status, done.text) == (1, "")
+    assert "a.tar" in done.err
+    assert "--keys first_dot" in run_wds("ls", "--index", "--keys", "last_dot", other).err
+    write_tar(Path(other), text_samples("s", 30))
+    done = run_wds("ls", "--index", "--errors", "skip", other, none, sparse, good)
+    assert (done.status, done.text.split()[0]) == (1, "s00000")
+    assert "the index says" in done.err
+    assert "which is sparse" in done.err
+    assert run_wds("ls", "--index", "-").status == 2

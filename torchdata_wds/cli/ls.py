@@ -3,6 +3,7 @@
 wds ls 'train-{000000..000003}.tar'
 wds ls --totals train-*.tar
 wds ls --json --slice 0:5 train-000000.tar
+wds index train-000000.tar && wds ls --index train-000000.tar
 """
 
 import argparse
@@ -11,18 +12,19 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from itertools import chain
-from typing import Any
+from typing import Any, cast
 
-from torchdata_wds.cli.command import Command, flag
+from torchdata_wds.cli.command import Command, flag, usage_checked
 from torchdata_wds.cli.inputs import SampleReader, add_input_arguments
 from torchdata_wds.cli.outputs import write_line
 from torchdata_wds.cli.terminal import counted, printable, say
-from torchdata_wds.errors import WdsError
+from torchdata_wds.errors import ShardFormatError, WdsError
+from torchdata_wds.format.index import ShardIndex, index_url
 from torchdata_wds.format.index.scan import read_sizes
-from torchdata_wds.format.index.slices import slice_members
+from torchdata_wds.format.index.slices import check_size, slice_members
 from torchdata_wds.format.samples.grouping import group_members
 from torchdata_wds.format.samples.names import is_metadata, key_splitter
-from torchdata_wds.format.tar.members import Mark, Unit
+from torchdata_wds.format.tar.members import Mark, ShardMember, Unit
 from torchdata_wds.storage import mask_url
 
 _WIDEST_KEY = 60  # a longer key shifts only its own line
@@ -33,6 +35,7 @@ Sized = tuple[dict[str, Any], dict[str, int]]  # a sample, and the sizes of its 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_input_arguments(parser)
     flag(parser, "--json", "one JSON object per line: key, shard, fields, bytes")
+    flag(parser, "--index", "list the samples that the indexes of the shards name, without reading the shards")
     flag(parser, "-q --totals", "print only the counts, to standard output")
 
 
@@ -59,6 +62,7 @@ class SizeReader(SampleReader):
         super().__init__(arguments)
         self.counts: list[tuple[str, dict[str, int]]] = []  # of each shard that could be opened, empty or not
         self._skipped: Counter[str] = Counter()
+        self._by_index: bool = arguments.index
         self._hidden = not arguments.totals
 
     def sizes(self) -> Generator[Sized, None, None]:
@@ -86,7 +90,7 @@ class SizeReader(SampleReader):
         split = key_splitter(self._grouping["keys"])
         for visit, url in enumerate(self.urls, 1):
             try:
-                with closing(read_sizes(url, visit=visit, skipped=self._skipped, **self._reading)) as members:
+                with closing(self._read(url, visit)) as members:
                     first = next(members, Mark.END)
                     self.counts.append((url, dict.fromkeys(_COUNTED, 0)))  # once it is open, even without samples
                     part, units = self._slice_of(url), chain((first,), members)
@@ -95,6 +99,28 @@ class SizeReader(SampleReader):
             except (WdsError, OSError) as error:
                 yield Mark.BROKEN  # complete samples go out before the error is raised
                 self._lose(error)
+
+    def _read(self, url: str, visit: int) -> Generator[Unit, None, None]:
+        if self._by_index:
+            return _indexed_sizes(url, visit, self._grouping["keys"])
+        return read_sizes(url, visit=visit, skipped=self._skipped, **self._reading)
+
+
+def _indexed_sizes(url: str, visit: int, keys: object) -> Generator[Unit, None, None]:
+    """Yields the members that the index of a shard names, with their sizes for content, as `read_sizes` does."""
+    with usage_checked():
+        index = ShardIndex.load(index_url(url))
+    check_size(index.header, url)
+    shard, rule = mask_url(url), index.header.keys
+    if rule != keys:
+        what = f"the index of shard {shard} was made with --keys {rule}: pass the same, or make it again"
+        raise ShardFormatError(what, shard=shard, kind="index")
+    for sample in index:
+        for member in sample.members:
+            if member.size is None:
+                what = f"the index of shard {shard} has no size of {member.name}, which is sparse: leave out --index"
+                raise ShardFormatError(what, shard=shard, member=member.name, kind="index")
+            yield ShardMember(url, member.name, cast("bytes", member.size), visit)
 
 
 def _json_lines(samples: Iterable[Sized]) -> Iterator[str]:

@@ -183,7 +183,8 @@ class ShardFile(Unique):
             self._target.commit()
             if self._index is not None and self._rows is not None:
                 name, compressed = shard_name(self.url), self._compressor is not None
-                header = IndexHeader(name, "first_dot", len(self._rows), end, compressed, info.bytes, info.sha256)
+                about = (end, compressed, info.bytes, info.sha256)
+                header = IndexHeader(name, "first_dot", len(self._rows), *about, special=())
                 self._index.write(ShardIndex(header, self._rows).dump())
                 self._index.commit()
             elif not self._overwrite:

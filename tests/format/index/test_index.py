@@ -63,7 +63,8 @@ def test_index_shard_finds_what_the_loader_reads(tmp_path: Path) -> None:
     index = index_shard(shard)
     check(index, shard)
     assert ShardIndex.load(tmp_path / "x.tar.index") == index
-    assert index.header == IndexHeader("x.tar", "first_dot", 3, shard.stat().st_size, False, shard.stat().st_size)
+    size = shard.stat().st_size
+    assert index.header == IndexHeader("x.tar", "first_dot", 3, size, False, size, special=())
     assert [[member.name for member in sample.members] for sample in index[:2]] == [
         ["d/a.CLS", "d/a.seg.png"],
         ["d/b.bin"],

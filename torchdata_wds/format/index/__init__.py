@@ -13,6 +13,10 @@ The file is UTF-8 text, one JSON value a line. The first line is an object:
 | ``compressed`` | whether the shard is stored compressed |
 | ``bytes`` | size of the shard as it is stored; null where that is not known |
 | ``sha256`` | its digest in hexadecimal digits; null where nobody has read the shard whole |
+| ``tag`` | which version of the shard it is, as `StoredVersion.tag` has it; not always there |
+| ``special`` | a list of `SPECIAL` words: what samples are not read by their bytes alone; not there in older files |
+
+Readers ignore names that they do not know.
 
 Each further line is a sample in the shard's order: ``[key, start, stop, [[name, offset, size], ...]]``. ``start`` is
 where the header of its first member begins, extended headers included, and ``stop`` is after the padding of its last;
@@ -36,6 +40,11 @@ from torchdata_wds.storage.urls import STDIN, is_local, local_path, scheme_of, u
 INDEX_SUFFIX = ".index"
 _FORMAT = "torchdata_wds index"
 _VERSION = 1
+_OPTIONAL = ("tag", "special")  # fields that a file leaves out where they are None
+
+#: What makes the samples of a shard more than their own bytes: hard links, whose content lies elsewhere, and global
+#: headers, which name or size members after them. Sparse members are read by their bytes, but have no place of content.
+SPECIAL = ("hard_links", "global_headers", "sparse")
 
 
 class IndexHeader(NamedTuple):
@@ -48,6 +57,8 @@ class IndexHeader(NamedTuple):
     compressed: bool = False
     bytes: int | None = None
     sha256: str | None = None
+    tag: str | None = None
+    special: tuple[str, ...] | None = None
 
 
 class IndexedMember(NamedTuple):
@@ -118,7 +129,9 @@ class ShardIndex(Sequence[IndexedSample]):
 
     def dump(self) -> bytes:
         """The index as the bytes of its file."""
-        head = {"format": _FORMAT, "version": _VERSION, **self.header._asdict()}
+        fields = self.header._asdict().items()
+        known = {name: value for name, value in fields if value is not None or name not in _OPTIONAL}
+        head = {"format": _FORMAT, "version": _VERSION, **known}
         rows = (row if isinstance(row, bytes) else row.encode() for row in self._rows)
         return b"\n".join((json.dumps(head).encode(), *rows, b""))
 
@@ -212,13 +225,21 @@ def parse_index_header(line: bytes, shown: str) -> IndexHeader:
             raise ValueError(f"its format is {head['format']!r}")
         if head["version"] != _VERSION:
             raise ValueError(f"its version is {head['version']!r}, and {_VERSION} is the one that is known here")
-        header = IndexHeader(**{name: head[name] for name in IndexHeader._fields})
+        header = IndexHeader(
+            **{name: head[name] for name in IndexHeader._fields if name in head or name not in _OPTIONAL}
+        )
         for name, count in (("samples", header.samples), ("tar_bytes", header.tar_bytes), ("bytes", header.bytes or 0)):
             if not is_count(count, 0):
                 raise ValueError(f"its {name} is {count!r}, not a whole number from 0")
         if not isinstance(header.sha256, str | None):
             raise TypeError(f"its sha256 is {header.sha256!r}, not text")
-        return header
+        if not isinstance(header.tag, str | None):
+            raise TypeError(f"its tag is {header.tag!r}, not text")
+        if header.special is None:
+            return header
+        if not isinstance(header.special, list) or not all(isinstance(word, str) for word in header.special):
+            raise TypeError(f"its special is {header.special!r}, not a list of words")
+        return header._replace(special=tuple(header.special))
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         what = f"{shown} is not an index of a shard: {type(error).__name__}: {error}. index_shard makes one"
         raise ShardFormatError(what, shard=shown, kind="index") from error

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Generator, Iterator, Mapping
 from typing import Any, Literal, NamedTuple, cast
 
-from torchdata_wds.format.index import IndexHeader, ShardIndex, index_url, pack_row, shard_name
+from torchdata_wds.format.index import SPECIAL, IndexHeader, ShardIndex, index_url, pack_row, shard_name
 from torchdata_wds.format.samples.grouping import group_members
 from torchdata_wds.format.tar import ReadOptions, SkippedEntries, read_marked_members
 from torchdata_wds.format.tar.entries import TarEntries
@@ -67,23 +67,28 @@ def index_shard(
         raise ValueError(f"an index needs keys='first_dot' or 'last_dot', which it can name, not {keys!r}")
     text = url_text(url)
     rows = []
+    special: set[str] = set()
     with open_shard(text, storage_options=storage_options) as stream:
         entries = TarEntries(stream, mask_url(text))
-        for sample in group_members(_scan(entries, text), keys=keys, shown=mask_url):
+        for sample in group_members(_scan(entries, text, special), keys=keys, shown=mask_url):
             key, _, *extents = sample.values()
             members = [(name, offset, None if offset is None else size) for name, _, _, offset, size in extents]
             rows.append(pack_row(key, extents[0].start, extents[-1].stop, members))
         compressed = is_decompressed(stream)
     stored = os.stat(local_path(text)).st_size if is_local(text) else None  # noqa: PTH116 - a str, not a Path
-    header = IndexHeader(shard_name(text), keys, len(rows), entries.offset, compressed, stored)
+    words = tuple(word for word in SPECIAL if word in special)
+    header = IndexHeader(shard_name(text), keys, len(rows), entries.offset, compressed, stored, special=words)
     index = ShardIndex(header, rows)
     if to is not False:
         index.save(index_url(text) if to is None else to, storage_options=storage_options)
     return index
 
 
-def _scan(entries: TarEntries, url: str) -> Iterator[Unit]:
-    """Walks the headers of a shard and yields its members with an `_Extent` in place of their content, and marks."""
+def _scan(entries: TarEntries, url: str, special: set[str]) -> Iterator[Unit]:
+    """Walks the headers of a shard and yields its members with an `_Extent` in place of their content, and marks.
+
+    Adds to `special` the `SPECIAL` words of what it meets.
+    """
     extents: dict[str, _Extent] = {}
     skips = SkippedEntries(entries.shard, Counter())
     with skips.reported():
@@ -102,14 +107,18 @@ def _scan(entries: TarEntries, url: str) -> Iterator[Unit]:
                 entries.skip(entry)
                 if entry.sparse_size is not None:
                     offset, size = None, entry.sparse_size
+                    special.add("sparse")
                 elif entry.kind == HARD_LINK:
                     target = extents.get(posixpath.normpath(entry.link))
                     if target is None:
                         raise hard_link_error(entry, entries.shard, "has no such member before it. Write it")
                     offset, size = target.offset, target.size
+                    special.add("hard_links")
             except Exception:
                 yield PassedMember(entry.name)  # where it begins another sample, the one before it is whole
                 raise
+            if entries.has_globals:
+                special.add("global_headers")
             extent = _Extent(entry.name, entry.offset, entries.offset, offset, size)
             extents[posixpath.normpath(entry.name)] = extent
             # grouping never looks into the content of a member

@@ -1,0 +1,319 @@
+"""The index of a data set: where the samples of many shards lie, by number, and which numbers a key has."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, overload
+
+import numpy as np
+
+from torchdata_wds.errors import ShardFormatError, ShardListError
+from torchdata_wds.format.index import ShardIndex
+from torchdata_wds.format.index.columns import Columns, ShardColumns, key_check, pack
+from torchdata_wds.format.index.packed import COMPRESSED, KEY_RULES, KEYED, SPECIAL, Array, PackedIndex, digest_of
+from torchdata_wds.format.index.stores import BytesStore, FileStore, Store
+from torchdata_wds.format.index.url_table import UrlTable
+from torchdata_wds.storage import mask_url, open_shard, open_target
+from torchdata_wds.storage.byte_streams import StoredVersion
+from torchdata_wds.storage.places import resolve
+from torchdata_wds.storage.urls import local_path, url_text
+
+__all__ = ["DatasetIndex", "ShardEntry", "key_check"]
+
+_PIECE = 16 << 20
+
+
+class ShardEntry(NamedTuple):
+    """What the index of a data set says about one shard.
+
+    Attributes:
+        url: The shard, as it was listed.
+        samples: How many it has.
+        tar_bytes: Size of the archive in bytes, decompressed.
+        version: Which version of the shard was indexed, as far as that is known.
+        compressed: Whether it is stored compressed.
+        special: Whether it has hard links or global headers, so that a sample's bytes alone do not say what is in it.
+    """
+
+    url: str
+    samples: int
+    tar_bytes: int
+    version: StoredVersion | None
+    compressed: bool = False
+    special: bool = False
+
+
+class DatasetIndex:
+    """The index of many shards, whose samples are numbered from 0 through the shards as they are listed.
+
+    Made by `of`, from the indexes of shards, and by `load`, from a packed file, which stays on disk: rows are read when
+    they are asked for, so that a process holds the table of shards and nothing else. It can be pickled, by the path of
+    its file if it has one, and used in threads and in forked processes.
+
+    Args:
+        packed: The packed index.
+        chosen: The shards to take, by their numbers in it, each as often as wanted; None takes all.
+        urls: The URLs of these shards; None takes those in the index.
+
+    Attributes:
+        keys: The rule by which names were split into key and field, ``"first_dot"`` or ``"last_dot"``.
+        digest: 16 hexadecimal digits over the shards' base names, and over where their samples lie and what keys these
+            have; the same in any folder.
+        shards: The shards, a sequence of `ShardEntry`.
+        bounds: How many samples lie before each shard, and at the end before none: int64 of shape [shards + 1].
+
+    Example:
+        >>> from torchdata_wds.format.index import IndexHeader, ShardIndex, pack_row
+        >>> rows = [pack_row("a", 0, 1024, [("a.txt", 512, 3)]), pack_row("b", 1024, 2048, [("b.txt", 1536, 3)])]
+        >>> index = DatasetIndex.of([("x.tar", ShardIndex(IndexHeader("x.tar", "first_dot", 2, 10240), rows))])
+        >>> len(index), index.find("b"), index.rows(0, 0, 2)[0].tolist()
+        (2, [1], [0, 1024, 2048])
+    """
+
+    def __init__(self, packed: PackedIndex, *, chosen: Array | None = None, urls: Sequence[str] | None = None) -> None:
+        self.keys = packed.keys
+        self._packed = packed
+        self._chosen = chosen
+        self._urls = urls
+        self._table: UrlTable | None = None
+        self.bounds: Array = packed.bounds
+        self.digest = packed.digest.hex()
+        if chosen is not None:
+            counts = np.diff(packed.bounds)[chosen]
+            self.bounds = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
+            self.digest = digest_of(packed.digests[chosen]).hex()
+        self.shards: Sequence[ShardEntry] = _Shards(self)
+
+    @classmethod
+    def of(cls, pairs: Iterable[tuple[str, ShardIndex]]) -> DatasetIndex:
+        """Makes the index of shards from their own, in memory.
+
+        Args:
+            pairs: The URL of each shard and its index, in the order in which samples shall be numbered.
+
+        Raises:
+            ShardListError: if the indexes split names by different rules.
+            ShardFormatError: if an index is damaged.
+        """
+        shards: list[ShardColumns] = []
+        rules: dict[str, str] = {}
+        for url, index in pairs:
+            shards.append(ShardColumns.of(url, index))
+            rules.setdefault(index.header.keys, url)
+        if len(rules) > 1:
+            (one, first), (other, second), *_ = rules.items()
+            raise ShardListError(
+                f"the index of shard {mask_url(first)} splits names at {one}, and that of shard {mask_url(second)} at "
+                f"{other}. Make them again with the same keys="
+            )
+        return cls.of_columns(Columns.of(next(iter(rules), KEY_RULES[0]), shards))
+
+    @classmethod
+    def of_columns(cls, columns: Columns) -> DatasetIndex:
+        """Makes an index of columns, in memory."""
+        return cls(PackedIndex(BytesStore(pack(columns), "in memory")))
+
+    @classmethod
+    def load(
+        cls, url: str | os.PathLike[str], *, storage_options: Mapping[str, Mapping[str, Any]] | None = None
+    ) -> DatasetIndex:
+        """Opens a packed index: a local file in place, any other one by reading it whole.
+
+        Raises:
+            ShardOpenError: if it cannot be opened.
+            ShardFormatError: if it is not a packed index, not whole, or damaged.
+        """
+        place = resolve(url, storage_options)
+        if place.is_local and (path := Path(local_path(place.url)).absolute()).is_file():
+            return cls(PackedIndex(FileStore(str(path), mask_url(url))))
+        with open_shard(url, storage_options=storage_options) as stream:
+            return cls(PackedIndex(BytesStore(stream.read(), mask_url(url))))
+
+    def save(
+        self, url: str | os.PathLike[str], *, storage_options: Mapping[str, Mapping[str, Any]] | None = None
+    ) -> None:
+        """Writes the index as a packed file, in place of one that is there, which others may be reading.
+
+        Raises:
+            ShardOpenError: if that cannot be written.
+        """
+        store: Store = self._packed.store
+        if self._chosen is not None:
+            store = BytesStore(pack(self._columns(self._chosen)), "in memory")
+        target = open_target(url_text(url), overwrite=True, storage_options=storage_options)
+        try:
+            for start in range(0, store.size, _PIECE):
+                target.write(store.read(start, min(_PIECE, store.size - start)))
+            target.commit()
+        finally:
+            target.abort()
+
+    def __len__(self) -> int:
+        return int(self.bounds[-1])
+
+    def __repr__(self) -> str:
+        return f"DatasetIndex({len(self):,} samples in {len(self.shards):,} shards, digest {self.digest})"
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, DatasetIndex):
+            return NotImplemented
+        same = self.digest == other.digest and self.keys == other.keys
+        return same and list(self.shards) == list(other.shards)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        store = self._packed.store
+        given = (self._chosen, None if self._urls is None else list(self._urls))
+        if isinstance(store, FileStore):
+            return _open_again, (store.path, store.shown, self._packed.check, *given)
+        return _of_bytes, (bytes(store.read(0, store.size)), store.shown, *given)
+
+    def rows(self, shard: int, first: int, stop: int) -> tuple[Array, Array | None]:
+        """Reads where some samples of a shard lie, and what their keys are.
+
+        Args:
+            shard: The shard's place in `shards`.
+            first: The first sample of the shard to read, from 0.
+            stop: The sample to end before.
+
+        Returns:
+            Where each sample begins and the last one ends, in bytes of the decompressed archive: uint64 of shape
+            [stop - first + 1]; and the low 32 bits of each key's `key_check`: uint32, None if the index has no keys.
+
+        Raises:
+            IndexError: if the shard has no such samples.
+            ShardFormatError: if the index is damaged.
+        """
+        count = int(self.bounds[shard + 1] - self.bounds[shard])
+        if not 0 <= first <= stop <= count:
+            raise IndexError(f"shard {self.shards[shard].url} has {count:,} samples, not {first:,} to {stop:,}")
+        base = shard if self._chosen is None else int(self._chosen[shard])
+        return self._packed.offsets(base, first, stop), self._packed.checks(base, first, stop)
+
+    def find(self, key: str) -> list[int]:
+        """Finds the numbers of the samples that have a key, in ascending order; none where it is not there.
+
+        Keys are compared by their 64-bit hashes. Another key may have the same: once in 10**12 searches in ten million
+        samples.
+
+        Raises:
+            ShardFormatError: if it is not found, and the index of a shard has no keys.
+        """
+        found = self._packed.numbers_of(key_check(key))
+        if self._chosen is not None and found:
+            bases = np.searchsorted(self._packed.bounds, found, side="right") - 1
+            inside = np.array(found) - self._packed.bounds[bases]
+            found = sorted(
+                int(self.bounds[shard] + number)
+                for base, number in zip(bases, inside, strict=True)
+                for shard in np.flatnonzero(self._chosen == base)
+            )
+        if not found and not self.has_keys:
+            what = f"the index of these shards has no keys, so that {key!r} cannot be found. Make one with index_shard"
+            raise ShardFormatError(what, key=key, kind="index")
+        return found
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether the keys of all samples are known; the indexes of some other programs have none."""
+        flags = self._packed.flags if self._chosen is None else self._packed.flags[self._chosen]
+        return bool((flags & KEYED).all())
+
+    def select(self, urls: Iterable[str | os.PathLike[str]]) -> DatasetIndex:
+        """Returns the index of some shards in another order; their rows are not copied.
+
+        Args:
+            urls: The shards as they are listed, each as often as wanted: by the URL that the index has, else by base
+                name, if only one shard of the index and one of the list has it.
+
+        Raises:
+            ShardListError: if the index does not have a shard.
+        """
+        listed = [url_text(url) for url in urls]
+        if self._table is None:
+            source = f"the index of {len(self.shards):,} shards"
+            self._table = UrlTable(self._all_urls(), source, "entry")
+        chosen = np.array(self._table.places(listed), np.int64)
+        if self._chosen is not None:
+            chosen = self._chosen[chosen]
+        return DatasetIndex(self._packed, chosen=chosen, urls=tuple(listed))
+
+    def _all_urls(self) -> Iterator[str]:
+        return iter(self._urls) if self._urls is not None else map(self._packed.url, range(len(self.bounds) - 1))
+
+    def _columns(self, chosen: Array) -> Columns:
+        packed = self._packed
+        urls = list(self._all_urls())
+        hashes = packed.all_hashes()
+        parts = [(int(packed.bounds[base]), int(packed.bounds[base + 1]), int(base)) for base in chosen]
+        offsets = (packed.offsets(base, 0, stop - first) for first, stop, base in parts)
+        return Columns(
+            packed.keys,
+            urls,
+            np.diff(self.bounds),
+            packed.tar_bytes[chosen],
+            packed.stored[chosen],
+            [packed.tag(int(base)) for base in chosen],
+            packed.flags[chosen],
+            np.concatenate([np.empty(0, np.uint64), *offsets]),
+            np.concatenate([np.empty(0, np.uint64), *(hashes[first:stop] for first, stop, _ in parts)]),
+        )
+
+
+def _open_again(path: str, shown: str, check: bytes, chosen: Array | None, urls: Sequence[str] | None) -> DatasetIndex:
+    """Opens the file of an index that was pickled."""
+    packed = PackedIndex(FileStore(path, shown))
+    if packed.check != check:
+        what = f"index {shown} is not the one that was pickled: another has been written in its place. Load it again"
+        raise ShardFormatError(what, shard=shown, kind="index")
+    return DatasetIndex(packed, chosen=chosen, urls=urls)
+
+
+def _of_bytes(data: bytes, shown: str, chosen: Array | None, urls: Sequence[str] | None) -> DatasetIndex:
+    """Opens the bytes of an index that was pickled."""
+    return DatasetIndex(PackedIndex(BytesStore(data, shown)), chosen=chosen, urls=urls)
+
+
+class _Shards(Sequence[ShardEntry]):
+    """The shards of an index, each made when it is asked for: a data set may have a million."""
+
+    def __init__(self, index: DatasetIndex) -> None:
+        self._packed, self._chosen, self._urls = index._packed, index._chosen, index._urls
+        self._count = len(index.bounds) - 1
+        self._made: dict[int, ShardEntry] = {}
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, number: int) -> ShardEntry: ...
+
+    @overload
+    def __getitem__(self, number: slice) -> list[ShardEntry]: ...
+
+    def __getitem__(self, number: int | slice) -> ShardEntry | list[ShardEntry]:
+        if isinstance(number, slice):
+            return [self[place] for place in range(self._count)[number]]
+        entry = self._made.get(number)
+        return self._make(range(self._count)[number]) if entry is None else entry
+
+    def __repr__(self) -> str:
+        return f"<{self._count:,} shards>"
+
+    def _make(self, number: int) -> ShardEntry:
+        packed = self._packed
+        base = number if self._chosen is None else int(self._chosen[number])
+        url = packed.url(base) if self._urls is None else self._urls[number]
+        stored, flags = int(packed.stored[base]), int(packed.flags[base])
+        entry = ShardEntry(
+            url,
+            int(packed.bounds[base + 1] - packed.bounds[base]),
+            int(packed.tar_bytes[base]),
+            None if stored < 0 else StoredVersion(stored, packed.tag(base)),
+            bool(flags & COMPRESSED),
+            bool(flags & SPECIAL),
+        )
+        return self._made.setdefault(number, entry)

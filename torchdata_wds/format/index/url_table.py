@@ -1,0 +1,62 @@
+"""Shards by URL, or by base name if only one has it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from torchdata_wds.errors import ShardListError
+from torchdata_wds.format.index import shard_name
+from torchdata_wds.storage import mask_url
+
+
+class UrlTable:
+    """Finds listed shards in a source that has entries by URL.
+
+    Args:
+        urls: The URLs of the entries; of equal ones the first is found.
+        source: What has the entries, in messages.
+        entry: What an entry is, in messages.
+
+    Example:
+        >>> UrlTable(["a/x.tar", "a/y.tar"], "the index", "entry").places(["a/y.tar", "b/x.tar"])
+        [1, 0]
+    """
+
+    def __init__(self, urls: Iterable[str], source: str, entry: str) -> None:
+        self._source = source
+        self._entry = entry
+        self._by_url: dict[str, int] = {}
+        self._by_name: dict[str, list[str]] = {}
+        for place, url in enumerate(urls):
+            if url not in self._by_url:
+                self._by_url[url] = place
+                self._by_name.setdefault(shard_name(url), []).append(url)
+
+    def places(self, urls: Sequence[str]) -> list[int]:
+        """Returns the place of the entry of each shard.
+
+        Raises:
+            ShardListError: if a shard has none, or one that another shard of its base name may have too.
+        """
+        taken: dict[str, str] = {}  # the entry for a base name -> the shard that used it
+        return [self._by_url[url] if url in self._by_url else self._by_base_name(url, taken) for url in urls]
+
+    def _by_base_name(self, url: str, taken: dict[str, str]) -> int:
+        entries = self._by_name.get(shard_name(url), [])
+        shown = mask_url(url)
+        if not entries:
+            raise ShardListError(
+                f"{self._source} has no {self._entry} for shard {shown}, neither by its URL nor by its base name. "
+                "Add it, or leave the shard out of the list",
+                shard=shown,
+            )
+        other = taken.setdefault(entries[0], url)
+        if len(entries) > 1 or other != url:
+            among = " and ".join(map(mask_url, entries[:2] if len(entries) > 1 else [other]))
+            article = "an" if self._entry[0] in "aeiou" else "a"
+            raise ShardListError(
+                f"{self._source} has {article} {self._entry} for the base name of shard {shown}, which {among} has "
+                "too: give the whole URLs as they are listed",
+                shard=shown,
+            )
+        return self._by_url[entries[0]]

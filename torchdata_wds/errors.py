@@ -126,6 +126,10 @@ class ShardFormatError(WdsError, ValueError):
         self.kind, self.offset = kind, offset
 
 
+class ChangedShardError(ShardFormatError):
+    """A shard is not the version that an index or a saved state was made with."""
+
+
 class SampleError(WdsError, ValueError):
     """One sample is wrong."""
 

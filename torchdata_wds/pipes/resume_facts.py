@@ -24,8 +24,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from torchdata_wds.errors import ShardListError
-from torchdata_wds.format.index.slices import ChangedShardError
+from torchdata_wds.errors import ChangedShardError, ShardListError
 from torchdata_wds.handlers import warn_once
 from torchdata_wds.storage.byte_streams import StoredVersion
 from torchdata_wds.storage.urls import mask_url

@@ -7,6 +7,7 @@ of the tar reader run in C, in `io.BufferedReader`.
 
 import contextlib
 import io
+import os
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -23,6 +24,25 @@ class StoredVersion(NamedTuple):
 
     size: int  # in bytes, as stored
     tag: str = ""  # its entity tag (ETag); "" if there is none, or if it may change while the content does not
+
+    @classmethod
+    def of_file(cls, status: os.stat_result) -> "StoredVersion":
+        """Returns the version of a local file; its tag is the time of its last change."""
+        return cls(status.st_size, f"mtime-{status.st_mtime_ns}")
+
+    def difference(self, now: "StoredVersion") -> str:
+        """Describes what shows that a shard is no longer this version, such as ``10 bytes, expected 20``; else ""."""
+        if self.size != now.size:
+            return f"{now.size:,} bytes, expected {self.size:,}"
+        if self.tag and now.tag and self.tag != now.tag and (kind := _kind_of(self.tag)) == _kind_of(now.tag):
+            return f"the {kind} {now.tag.removeprefix(f'{kind}-')}, expected {self.tag.removeprefix(f'{kind}-')}"
+        return ""
+
+
+def _kind_of(tag: str) -> str:
+    """Returns what a tag is: ``mtime`` of a local file, ``date`` of a web server (Last-Modified), or ETag."""
+    kind = tag.partition("-")[0]
+    return kind if kind in ("mtime", "date") else "ETag"
 
 
 #: A shard as a forward-only stream of decompressed bytes. ``read(n)`` returns exactly n bytes unless the shard ends;

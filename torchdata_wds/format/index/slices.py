@@ -9,7 +9,7 @@ from operator import ne
 from pathlib import Path
 from typing import NamedTuple
 
-from torchdata_wds.errors import ShardFormatError, ShardOpenError
+from torchdata_wds.errors import ChangedShardError, ShardFormatError, ShardOpenError
 from torchdata_wds.format.index import IndexedSample, IndexHeader, ShardIndex, index_url
 from torchdata_wds.format.samples.names import split_names
 from torchdata_wds.format.tar.members import Mark, MemberRun, Single, Unit
@@ -53,10 +53,6 @@ class PaddingSlice(ShardSlice):
     """A slice of samples that another consumer reads too: they only make the consumers equal."""
 
     __slots__ = ()
-
-
-class ChangedShardError(ShardFormatError):
-    """A shard that is read once more is not what it was."""
 
 
 def slice_members(

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 from torchdata_wds import storage
 from torchdata_wds.checks import check_count, check_flags
-from torchdata_wds.errors import ShardFormatError, ShardListError
+from torchdata_wds.errors import ChangedShardError, ShardFormatError, ShardListError
 from torchdata_wds.format.index import IndexedSample
-from torchdata_wds.format.index.slices import ChangedShardError, PaddingSlice, slice_members
+from torchdata_wds.format.index.slices import PaddingSlice, slice_members
 from torchdata_wds.format.samples.grouping import release_whole_samples
 from torchdata_wds.format.samples.names import key_splitter
 from torchdata_wds.format.tar import ReadOptions, name_filter, read_marked_members

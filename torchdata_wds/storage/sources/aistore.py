@@ -56,11 +56,15 @@ def open_ais(place: Place, offset: int) -> ByteStream:
     """Opens a shard in AIStore; the options for ``"ais"`` are those for web servers."""
     from torchdata_wds.storage.sources.http import open_http  # which imports urllib3, as the client does
 
+    return open_named(partial(open_http, web_place(place), offset), place.url, "AIStore's address of")
+
+
+def web_place(place: Place) -> Place:
+    """Returns the address of an object at AIStore's gateway, with the headers that it needs."""
     address = object_address(place.url)
     protocol = address.partition(":")[0].lower()
     options = StorageOptions({protocol: {**place.options.get(AIS, {}), "headers": _headers(place.options)}})
-    there = Place(address, protocol, options, mask_url(address), place.url)
-    return open_named(partial(open_http, there, offset), place.url, "AIStore's address of")
+    return Place(address, protocol, options, mask_url(address), place.url)
 
 
 def open_ais_target(place: Place, overwrite: bool) -> RemoteTarget:

@@ -77,7 +77,7 @@ def connect(url: str, options: StorageOptions) -> tuple[Any, str]:
         raise cannot_open(shard, reason) from error
     except Exception as error:
         if not isinstance(error, ValueError) or "Protocol not known" not in str(error):
-            raise _refusal(error, shard) from masked_cause(error)
+            raise refusal(error, shard) from masked_cause(error)
         known = fsspec.available_protocols()
         unknown = ", ".join(protocol for protocol in protocols if protocol not in known) or protocols[0]
         names = ", ".join(sorted({"http", "https", "pipe", "ais", *known}))
@@ -102,7 +102,7 @@ def _options_for(protocol: str, options: StorageOptions) -> dict[str, Any]:
     return next((dict(options[alias]) for alias in aliases if alias in options), {})
 
 
-def _refusal(error: Exception, shard: str, filesystem: Any = None, path: str = "") -> ShardOpenError:
+def refusal(error: Exception, shard: str, filesystem: Any = None, path: str = "") -> ShardOpenError:
     """Returns the error for a shard that a store does not open."""
     reason = error_words(error)
     if isinstance(error, IsADirectoryError) or (isinstance(error, FileNotFoundError) and _is_folder(filesystem, path)):
@@ -196,7 +196,7 @@ class RemoteSource(RetryingSource):
 
     def _refusal(self, failure: Failure, more: str) -> ShardOpenError:  # noqa: ARG002 - clients report their attempts
         assert failure.error is not None
-        return _refusal(failure.error, self._shard, self._filesystem, self._path)
+        return refusal(failure.error, self._shard, self._filesystem, self._path)
 
     def _close(self) -> None:
         super()._close()
@@ -219,7 +219,7 @@ def open_remote(place: Place, offset: int) -> io.BufferedReader:
         try:
             head = attempt(partial(filesystem.cat_file, path, start=0, end=HEAD_SIZE), OPEN_RETRIES, place.shown)
         except Exception as error:  # noqa: BLE001 - client libraries raise anything
-            raise _refusal(error, place.shown, filesystem, path) from masked_cause(error)
+            raise refusal(error, place.shown, filesystem, path) from masked_cause(error)
         plain = not may_be_compressed(head)
     start = offset if plain else 0
     source = RemoteSource(filesystem, path, place.shown, start, chained="::" in place.url)

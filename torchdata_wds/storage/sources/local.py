@@ -38,9 +38,25 @@ class LocalFile(io.FileIO):
 
 def open_local(place: Place, offset: int = 0) -> io.BufferedReader:
     """Opens a local path, verbatim, or a ``file:`` URL, percent-decoded."""
+    file = open_file(place)
+    try:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode) or may_be_compressed(os.pread(file.fileno(), HEAD_SIZE, 0)):
+            return wrap_source(file, place.shown, skip=offset)
+        if offset > status.st_size:
+            raise ends_before(place.shown, status.st_size, offset)
+        file.seek(offset)
+        return io.BufferedReader(file, _BUFFER_SIZE)
+    except BaseException:
+        file.close()
+        raise
+
+
+def open_file(place: Place) -> LocalFile:
+    """Opens the stored bytes of a local place."""
     path = local_path(place.url)
     try:
-        file = LocalFile(path, place.shown)
+        return LocalFile(path, place.shown)
     except (OSError, ValueError) as error:
         reason = str(getattr(error, "strerror", None) or error)
         if isinstance(error, IsADirectoryError):
@@ -54,17 +70,6 @@ def open_local(place: Place, offset: int = 0) -> io.BufferedReader:
                 advice = f" in {os.getcwd()}"  # noqa: PTH109
             reason = f"it does not exist{advice}"
         raise cannot_open(place.shown, reason) from masked_cause(error)
-    try:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode) or may_be_compressed(os.pread(file.fileno(), HEAD_SIZE, 0)):
-            return wrap_source(file, place.shown, skip=offset)
-        if offset > status.st_size:
-            raise ends_before(place.shown, status.st_size, offset)
-        file.seek(offset)
-        return io.BufferedReader(file, _BUFFER_SIZE)
-    except BaseException:
-        file.close()
-        raise
 
 
 class StandardInput:

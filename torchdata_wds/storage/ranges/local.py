@@ -1,0 +1,90 @@
+"""Byte ranges of local files, by ``pread``: no shared position, so threads and forked processes do not interfere."""
+
+import errno
+import os
+import stat
+
+from torchdata_wds.errors import ShardOpenError
+from torchdata_wds.storage.byte_streams import StoredVersion
+from torchdata_wds.storage.places import Place
+from torchdata_wds.storage.ranges.shards import StaleError, changed, ends_inside
+from torchdata_wds.storage.sources.local import open_file
+from torchdata_wds.storage.urls import cannot_open, local_path
+
+
+class LocalRanges:
+    """An open file. Dropping the last reference closes it, so a thread that still reads is never interrupted."""
+
+    __slots__ = ("_descriptor", "_links", "_mtime", "_shard", "_size", "_version")
+
+    def __init__(self, shard: str, descriptor: int) -> None:
+        self._shard = shard
+        self._descriptor = descriptor
+        self._note(os.fstat(self._descriptor))
+
+    @classmethod
+    def open(cls, place: Place) -> "LocalRanges":
+        """Opens a local place; raises ShardOpenError unless it is a regular file."""
+        if file_status(place) is None:
+            raise cannot_open(place.shown, "it is not a regular file, so its bytes cannot be read in any order")
+        with open_file(place) as file:
+            return cls(place.shown, os.dup(file.fileno()))
+
+    def read(self, start: int, stop: int, version: StoredVersion | None) -> bytes:
+        """Reads a range; raises StaleError if the file was removed or replaced."""
+        try:
+            data = os.pread(self._descriptor, stop - start, start)
+            # After the bytes: a write that changed some of them has already changed the time.
+            status = os.fstat(self._descriptor)
+        except OSError as error:
+            raise self._failed(error, start) from error
+        if status.st_mtime_ns != self._mtime or status.st_size != self._size or status.st_nlink != self._links:
+            self._note(status)
+        if not self._links:
+            raise StaleError
+        if version is not None and version != self._version and (difference := version.difference(self._version)):
+            raise changed(self._shard, difference)
+        return data if len(data) == stop - start else self._read_rest(data, start, stop)
+
+    def version(self) -> StoredVersion:
+        """Returns size and time of the file when it was last read."""
+        return self._version
+
+    def _note(self, status: os.stat_result) -> None:
+        self._mtime, self._size, self._links = status.st_mtime_ns, status.st_size, status.st_nlink
+        self._version = StoredVersion.of_file(status)
+
+    def _read_rest(self, data: bytes, start: int, stop: int) -> bytes:
+        """Continues a read that the system has cut short: Linux reads at most 2 GiB at once."""
+        pieces, position = [data], start + len(data)
+        while position < stop:
+            try:
+                piece = os.pread(self._descriptor, stop - position, position)
+            except OSError as error:
+                raise self._failed(error, position) from error
+            if not piece:
+                raise ends_inside(self._shard, position, start, stop)
+            pieces.append(piece)
+            position += len(piece)
+        return b"".join(pieces)
+
+    def _failed(self, error: OSError, position: int) -> Exception:
+        if error.errno == errno.ESTALE:  # NFS: the file was removed or replaced by another machine
+            return StaleError()
+        reason = error.strerror or error
+        return ShardOpenError(f"shard {self._shard} failed at byte {position:,}: {reason}", shard=self._shard)
+
+    def __del__(self) -> None:
+        os.close(self._descriptor)
+
+
+def file_status(place: Place) -> os.stat_result | None:
+    """Returns the status of a local file; None if it is neither a regular file nor an error that opening it reports."""
+    try:
+        status = os.stat(local_path(place.url))  # noqa: PTH116 - a str
+    except (OSError, ValueError):
+        open_file(place).close()
+        return None
+    if stat.S_ISDIR(status.st_mode):
+        open_file(place).close()
+    return status if stat.S_ISREG(status.st_mode) else None

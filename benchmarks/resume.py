@@ -15,7 +15,6 @@ import os
 from collections.abc import Callable
 from functools import partial
 from itertools import islice
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -26,6 +25,7 @@ from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from torchdata_wds import WorkersReadingService, index_shard
+from torchdata_wds.format.index.sidecars import local_index
 from torchdata_wds.workers.service import DataLoader2
 
 COLUMNS = {
@@ -85,7 +85,7 @@ def with_indexes(shards: Shards) -> Shards:
     for path, indexed in zip(shards.paths, paths, strict=True):
         if not indexed.exists():
             os.link(path, indexed)
-        if not Path(f"{indexed}.index").exists():
+        if local_index(str(indexed)) is None:
             index_shard(indexed)
     return shards._replace(paths=paths)
 

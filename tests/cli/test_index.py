@@ -26,9 +26,9 @@ def test_index_writes_one_beside_each_shard(tmp_path: Path) -> None:
     assert (done.status, done.out) == (0, b"")
     assert FIGURES.sub("#", done.err) == "wds: 3 indexes written (5 samples of 3 shards in # s, # samples/s)\n"
     for url in urls:
-        assert ShardIndex.load(f"{url}.index") == index_shard(url, to=False)
+        assert ShardIndex.beside(url) == index_shard(url, to=False)
     assert run_wds("index", *urls, "--keys", "last_dot", "--force", "-p", "1").status == 0
-    assert ShardIndex.load(f"{urls[0]}.index").header.keys == "last_dot"
+    assert ShardIndex.beside(urls[0]).header.keys == "last_dot"
 
 
 def test_index_leaves_what_is_right_and_refuses_to_replace_what_is_not(tmp_path: Path) -> None:
@@ -40,16 +40,17 @@ def test_index_leaves_what_is_right_and_refuses_to_replace_what_is_not(tmp_path:
     write_tar(tmp_path / "b.tar", text_samples("s", 3))
     write_tar(tmp_path / "c.tar", text_samples("s", 1))
     (tmp_path / "c.tar.index").write_bytes(b"precious")
-    before = (tmp_path / "a.tar.index").read_bytes()
+    own = tmp_path / ".wds-index" / "a.tar.index"
+    before = own.read_bytes()
     done = run_wds("index", tmp_path, "-p", "1")
     assert done.status == 1
     assert "1 index unchanged, 2 of 3 shards failed" in done.err
     assert "--force" in done.err
-    assert (tmp_path / "a.tar.index").read_bytes() == before
+    assert own.read_bytes() == before
     assert (tmp_path / "c.tar.index").read_bytes() == b"precious"
     assert run_wds("index", tmp_path, "-p", "1", "--force").status == 0
-    assert (tmp_path / "a.tar.index").read_bytes() == before
-    assert [len(ShardIndex.load(tmp_path / f"{name}.tar.index")) for name in "abc"] == [1, 3, 1]
+    assert own.read_bytes() == before
+    assert [len(ShardIndex.beside(tmp_path / f"{name}.tar")) for name in "abc"] == [1, 3, 1]
 
 
 def test_index_goes_on_behind_a_shard_that_fails(tmp_path: Path) -> None:
@@ -61,7 +62,7 @@ def test_index_goes_on_behind_a_shard_that_fails(tmp_path: Path) -> None:
     assert f"not indexed: shard {urls[1]} is cut off" in done.err
     assert "no.tar: it does not exist" in done.err
     assert "2 indexes written, 2 of 4 shards failed" in done.err
-    assert sorted(path.name for path in tmp_path.glob("*.index")) == [
+    assert sorted(path.name for path in tmp_path.glob(".wds-index/*.index")) == [
         "shard-000000.tar.index",
         "shard-000002.tar.index",
     ]
@@ -104,7 +105,7 @@ def test_index_writes_a_list_for_wids(tmp_path: Path, monkeypatch: pytest.Monkey
         }
         for number, (url, count) in enumerate(zip(urls, (2, 1), strict=True))
     ]
-    assert not list((tmp_path / "in").glob("*.index"))
+    assert not list((tmp_path / "in").rglob("*.index"))
     assert run_wds("index", *relative, *arguments).status == 0
     done = run_wds("index", relative[0], "--wids", "lists/all.json", "-p", "1")
     assert (done.status, "--force" in done.err) == (1, True)
@@ -162,7 +163,7 @@ def test_index_works_on_several_processes(tmp_path: Path) -> None:
     assert done.status == 1
     assert f"not indexed: shard {urls[3]} is not a tar archive" in done.err
     for url in (*urls[:3], urls[4]):
-        assert ShardIndex.load(f"{url}.index") == index_shard(url, to=False)
+        assert ShardIndex.beside(url) == index_shard(url, to=False)
 
 
 def test_dali_index_url_is_that_of_its_own_program() -> None:

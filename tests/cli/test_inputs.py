@@ -244,7 +244,7 @@ def test_output_is_compressed_by_its_suffix_or_as_asked(shards: list[str], tmp_p
     """Standard output too."""
     assert run_wds("cat", shards[0], "-o", tmp_path / "x.tar.gz", "--index").status == 0
     assert (tmp_path / "x.tar.gz").read_bytes()[:2] == b"\x1f\x8b"
-    assert (tmp_path / "x.tar.gz.index").exists()
+    assert (tmp_path / ".wds-index" / "x.tar.gz.index").exists()
     assert run_wds("cat", shards[0], "--compress", "xz").out[:4] == b"\xfd7zX"
     assert run_wds("cat", shards[0], "-o", tmp_path / "y.tar.gz", "--compress", "none").status == 0
     assert len(read_samples(tmp_path / "y.tar.gz")) == 3

@@ -39,7 +39,7 @@ def make_shards(folder: Path) -> None:
             members += sample_members(f"{label:06d}", jpg=jpeg_bytes(0), cls=str(label).encode())
             label += 1
         path = write_tar(folder / f"train-{number:06d}.tar", members)
-        index_shard(path).save(f"{path}.index")
+        index_shard(path)
 
 
 def check_epochs(runs: list[list[list[tuple[int, bool]]]], workers: int, epochs: int = 2) -> None:

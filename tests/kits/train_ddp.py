@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from torchdata_wds import WdsLoader, index_shard, wds_collate
+from torchdata_wds.format.index.sidecars import local_index
 
 CROP, CLASSES = 8, 10
 
@@ -134,7 +135,7 @@ def prepare_folder(args: argparse.Namespace) -> None:
     if not args.resume and any(args.state_dir.glob("step-*.pt")):
         raise FileExistsError(f"{args.state_dir} has states of another run: pass --resume, or another --state-dir")
     for url in [] if args.index or dist.get_rank() else list_shards(args):
-        if not Path(f"{url}.index").exists():
+        if local_index(url) is None:
             index_shard(url)
     dist.barrier()
 
@@ -142,7 +143,7 @@ def prepare_folder(args: argparse.Namespace) -> None:
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shards", required=True, help="pattern of shards with a png and a cls")
-    parser.add_argument("--index", help="JSON file with the number of samples of each shard; else <shard>.index")
+    parser.add_argument("--index", help="JSON file with the numbers of samples of the shards; else their own indexes")
     parser.add_argument("--state-dir", required=True, type=Path, help="where each rank keeps its last two states")
     parser.add_argument("--resume", action="store_true", help="go on from the newest state, if there is one")
     parser.add_argument("--epochs", type=int, default=3)

@@ -102,7 +102,7 @@ def test_a_home_is_put_in_wherever_a_local_path_is_given(tmp_path: Path, monkeyp
         writer.write({"__key__": "a", "txt": b"1"})
     with TarWriter("~/y.tar", encoder=False) as tar:
         tar.write({"__key__": "b", "txt": b"2"})
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["x-0.tar", "x-0.tar.index", "y.tar"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".wds-index", "x-0.tar", "y.tar"]
     for pattern in ("~/*.tar", "~/{x-0,y}.tar", "~/", ["~/x-0.tar", Path("~/y.tar")]):
         found = [os.path.normpath(url) for url in list_urls(pattern)]
         assert found == [f"{tmp_path}/x-0.tar", f"{tmp_path}/y.tar"], pattern

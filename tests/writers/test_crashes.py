@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from torchdata_wds import ShardIndex, ShardWriter, TarWriter, WebDataset
+from torchdata_wds.format.index.sidecars import index_url
 
 
 def samples(seed: int) -> Iterator[dict[str, Any]]:
@@ -77,14 +78,14 @@ def check(folder: Path) -> int:
         read = list(WebDataset(str(shard), shardshuffle=False))
         assert read
         # it comes behind the shard
-        if Path(f"{shard}.index").exists():
-            index = ShardIndex.load(f"{shard}.index")
+        if Path(index_url(shard)).exists():
+            index = ShardIndex.load(index_url(shard))
             assert [row.key for row in index] == [sample["__key__"] for sample in read]
             assert index.header.sha256 == hashlib.sha256(shard.read_bytes()).hexdigest()
         if "count" in read[0]:
             assert len(read) == int(read[0]["count"])
             assert len({sample["turn"] for sample in read}) == 1
-    others = {path.name for path in folder.iterdir()} - {path.name for path in shards}
+    others = {path.name for path in folder.rglob("*")} - {path.name for path in shards} - {".wds-index"}
     assert all(name.endswith((".partial", ".index")) for name in others)
     return len(shards)
 

@@ -84,7 +84,7 @@ def test_samples_read_back_equal(
     again = folder / f"again.{suffix}"
     write(again, given_samples)
     assert again.read_bytes() == path.read_bytes()
-    assert list(ShardIndex.load(f"{path}.index")) == list(index_shard(path, to=False))
+    assert list(ShardIndex.beside(path)) == list(index_shard(path, to=False))
 
 
 @needs_gnu_tar

@@ -180,9 +180,10 @@ def test_index_lies_beside_each_shard(tmp_path: Path) -> None:
     """Its header knows the digest; overwriting replaces it."""
     for count in (5, 4):
         for shard in write(tmp_path / "x-%d.tar", count, max_count=3, index=True, overwrite=True):
-            index = ShardIndex.load(shard.path + ".index")
+            index = ShardIndex.beside(shard.path)
             assert (len(index), index.header.sha256, index.header.bytes) == (shard.count, shard.sha256, shard.bytes)
-    assert names(tmp_path) == ["x-0.tar", "x-0.tar.index", "x-1.tar", "x-1.tar.index"]
+    assert names(tmp_path) == [".wds-index", "x-0.tar", "x-1.tar"]
+    assert names(tmp_path / ".wds-index") == ["x-0.tar.index", "x-1.tar.index"]
 
 
 def test_refused_sample_opens_no_shard(tmp_path: Path) -> None:
@@ -299,7 +300,7 @@ def test_slower_writer_leaves_the_faster_ones_shard_and_index_alone(index: bool,
         with pytest.raises(ShardOpenError, match=r"meanwhile|not whole"):
             slow.close()
     assert slow.shards == []
-    assert keys(f"{folder}/x-0.tar") == [row.key for row in ShardIndex.load(f"{folder}/x-0.tar.index")] == ["fast"]
+    assert keys(f"{folder}/x-0.tar") == [row.key for row in ShardIndex.beside(f"{folder}/x-0.tar")] == ["fast"]
 
 
 def test_failed_shard_is_told_again_to_whoever_goes_on(tmp_path: Path) -> None:

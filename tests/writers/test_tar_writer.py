@@ -36,6 +36,8 @@ from torchdata_wds import (
     UnsafeDataError,
     WebDataset,
 )
+from torchdata_wds.format.index import IndexHeader
+from torchdata_wds.format.index.sidecars import index_urls, old_index_url
 from torchdata_wds.storage import open_shard
 
 SAMPLES = [{"__key__": f"d/{number:04d}", "cls": number, "txt": "ä" * number} for number in range(30)]
@@ -162,14 +164,14 @@ def test_exception_leaves_a_partial_file_and_no_shard(tmp_path: Path) -> None:
 
     with pytest.raises(RuntimeError, match="stop"):
         fail(SAMPLES)
-    assert [entry.name for entry in tmp_path.iterdir()] == ["x.tar.partial"]
+    assert [entry.name for entry in tmp_path.rglob("*") if entry.is_file()] == ["x.tar.partial"]
     assert open_files() <= before
     with pytest.raises(ShardFormatError, match="no end-of-archive"):
         read(tmp_path / "x.tar.partial")
     with pytest.raises(RuntimeError, match="stop"):
         fail(SAMPLES[:1])
     write(path)
-    assert [entry.name for entry in tmp_path.iterdir()] == ["x.tar"]
+    assert [entry.name for entry in tmp_path.rglob("*") if entry.is_file()] == ["x.tar"]
 
 
 def test_exception_before_the_first_sample_leaves_nothing(tmp_path: Path) -> None:
@@ -259,7 +261,7 @@ def test_commands_and_file_urls_and_stores_are_written(tmp_path: Path, monkeypat
     assert (tmp_path / "x.tar").read_bytes() == (tmp_path / "y z.tar").read_bytes()
     with open_shard("memory://folder/x.tar") as stream:
         assert stream.read() == (tmp_path / "x.tar").read_bytes()
-    with open_shard("memory://folder/x.tar.index") as stream:
+    with open_shard("memory://folder/.wds-index/x.tar.index") as stream:
         assert stream.read().count(b"\n") == 31
     with pytest.raises(ShardOpenError, match="exit status 3"):
         write("pipe:cat > /dev/null; exit 3")
@@ -296,13 +298,18 @@ def test_standard_output_gets_the_archive(tmp_path: Path) -> None:
 
 def test_old_index_goes_with_the_old_shard(tmp_path: Path) -> None:
     """An index beside a shard is always its own."""
-    write(tmp_path / "x.tar", index=True)
-    write(tmp_path / "x.tar", SAMPLES[:3])
-    assert [entry.name for entry in tmp_path.iterdir()] == ["x.tar"]
-    write("memory://old/x.tar", index=True)
-    write("memory://old/x.tar", SAMPLES[:3])
-    with pytest.raises(ShardOpenError, match="not found"):
-        open_shard("memory://old/x.tar.index")
+    for url in (str(tmp_path / "x.tar"), "memory://old/x.tar"):
+        for place in index_urls(url):
+            write(url, index=True)
+            ShardIndex.beside(url).save(place)
+            write(url, SAMPLES[:3])
+            with pytest.raises(ShardOpenError, match=r"not found|not exist"):
+                ShardIndex.beside(url)
+        ShardIndex(IndexHeader("x.tar", "first_dot", 0, 10240), []).save(old_index_url(url))
+        write(url, SAMPLES[:3], index=True)
+        assert len(ShardIndex.beside(url)) == 3
+        with pytest.raises(ShardOpenError, match=r"not found|not exist"):
+            open_shard(old_index_url(url))
 
 
 @pytest.mark.parametrize("file", ["-", "pipe:cat > /dev/null", io.BytesIO()])
@@ -425,7 +432,7 @@ def test_interrupt_anywhere_leaves_a_whole_shard_or_none(suffix: str, tmp_path: 
             continue
         found = [found["__key__"] for found in read(path)]
         assert found in (["a"], ["a", "b"]) if interrupted else found == ["a", "b"]
-        assert [row.key for row in ShardIndex.load(f"{path}.index")] == found
+        assert [row.key for row in ShardIndex.beside(path)] == found
         if not interrupted:
             break
     assert line > 10
@@ -458,7 +465,8 @@ def test_working_directory_may_change(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(tmp_path / "two")
     for writer in writers:
         writer.close()
-    assert sorted(path.name for path in (tmp_path / "one").iterdir()) == ["x.tar", "y.tar", "y.tar.index"]
+    assert sorted(path.name for path in (tmp_path / "one").iterdir()) == [".wds-index", "x.tar", "y.tar"]
+    assert len(ShardIndex.beside(tmp_path / "one" / "y.tar")) == 1
     assert [path.name for path in (tmp_path / "two").iterdir()] == ["x.tar.index"]
 
 

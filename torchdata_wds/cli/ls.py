@@ -19,7 +19,7 @@ from torchdata_wds.cli.inputs import SampleReader, add_input_arguments
 from torchdata_wds.cli.outputs import write_line
 from torchdata_wds.cli.terminal import counted, printable, say
 from torchdata_wds.errors import ShardFormatError, WdsError
-from torchdata_wds.format.index import ShardIndex, index_url
+from torchdata_wds.format.index import ShardIndex
 from torchdata_wds.format.index.scan import read_sizes
 from torchdata_wds.format.index.slices import check_size, slice_members
 from torchdata_wds.format.samples.grouping import group_members
@@ -109,7 +109,7 @@ class SizeReader(SampleReader):
 def _indexed_sizes(url: str, visit: int, keys: object) -> Generator[Unit, None, None]:
     """Yields the members that the index of a shard names, with their sizes for content, as `read_sizes` does."""
     with usage_checked():
-        index = ShardIndex.load(index_url(url))
+        index = ShardIndex.beside(url)
     check_size(index.header, url)
     shard, rule = mask_url(url), index.header.keys
     if rule != keys:

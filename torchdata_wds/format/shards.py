@@ -15,7 +15,8 @@ from typing import Any, BinaryIO, Literal, cast
 
 from torchdata_wds import storage
 from torchdata_wds.errors import ReappearingKeyError, ShardOpenError
-from torchdata_wds.format.index import IndexHeader, ShardIndex, index_url, pack_row, shard_name
+from torchdata_wds.format.index import IndexHeader, ShardIndex, pack_row, shard_name
+from torchdata_wds.format.index.sidecars import index_url, index_urls, open_index_target
 from torchdata_wds.format.tar.headers import BLOCK
 from torchdata_wds.format.tar.packing import PackedSample
 from torchdata_wds.storage import StorageOptions, Target, Unique, mask_url
@@ -114,11 +115,11 @@ class ShardFile(Unique):
         self._compressor = storage.open_compressor(kind) if kind else None
         self._rows: list[str] | None = [] if index else None
         self._index: Target | None = None
-        self._old_index = _old_index(self.url, index, overwrite) if is_url else None
+        self._old_indexes = _old_indexes(self.url, overwrite) if is_url else []
         if is_url:
             self._target = storage.open_target(self.url, overwrite=overwrite, storage_options=self._options)
             if index:
-                self._index = storage.open_target(index_url(self.url), overwrite=True, storage_options=self._options)
+                self._index = open_index_target(index_url(self.url), storage_options=self._options)
         elif index:
             raise ValueError("index=True needs a path or a URL: there is no place beside an open file")
         elif not callable(getattr(destination, "write", None)):
@@ -179,7 +180,7 @@ class ShardFile(Unique):
                 self._store(self._compressor.flush())
             info = ShardInfo(self.url, self.count, self._stored, self._digest.hexdigest() if self._digest else "")
             if self._overwrite:
-                self._remove_old_index()
+                self._remove_old_indexes()
             self._target.commit()
             if self._index is not None and self._rows is not None:
                 name, compressed = shard_name(self.url), self._compressor is not None
@@ -187,8 +188,9 @@ class ShardFile(Unique):
                 header = IndexHeader(name, "first_dot", len(self._rows), *about, special=())
                 self._index.write(ShardIndex(header, self._rows).dump())
                 self._index.commit()
-            elif not self._overwrite:
-                self._remove_old_index()
+                del self._old_indexes[:1]  # that is where the new one is
+            if not self._overwrite:
+                self._remove_old_indexes()
         except BaseException:
             self.abort()
             raise
@@ -230,20 +232,20 @@ class ShardFile(Unique):
                 self._digest.update(data)
             self._stored += len(data)
 
-    def _remove_old_index(self) -> None:
+    def _remove_old_indexes(self) -> None:
         try:
-            if self._old_index is not None:
-                storage.remove_target(self._old_index, storage_options=self._options)
+            for url in self._old_indexes:
+                storage.remove_target(url, storage_options=self._options)
         except ShardOpenError as error:
             logger.warning("the index of another shard may stay beside this one: %s", error)
 
 
-def _old_index(url: str, index: bool, overwrite: bool) -> str | None:
-    """Where an index may lie that is not the new shard's: of the shard before, or of a writer that was killed."""
+def _old_indexes(url: str, overwrite: bool) -> list[str]:
+    """Where indexes may lie that are not the new shard's: of the shard before, or of a writer that was killed."""
     scheme = scheme_of(url)
     if scheme in ("", "file"):
-        return index_url(os.path.abspath(local_path(url)))  # noqa: PTH100 - a str, and links stay
-    return index_url(url) if index or (overwrite and scheme not in (STDIN, "pipe")) else None
+        return list(index_urls(os.path.abspath(local_path(url))))  # noqa: PTH100 - a str, and links stay
+    return list(index_urls(url)) if overwrite and scheme not in (STDIN, "pipe") else []
 
 
 class ShardNames:

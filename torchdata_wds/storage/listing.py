@@ -24,6 +24,7 @@ from torchdata_wds.storage.sources.aistore import no_listing
 from torchdata_wds.storage.sources.fsspec import connect, protocol_of
 from torchdata_wds.storage.urls import (
     AIS,
+    HIDDEN_FOLDER,
     STDIN,
     cannot_list,
     check_letter,
@@ -227,11 +228,10 @@ def _nothing(pattern: str, hint: str) -> ShardListError:
 
 
 def _search_store(place: Place) -> Iterator[str]:
-    parts = place.url.split("::")
     # One part of a chained URL is the pattern: the first of "zip://*.tar::s3://b/x.zip", but the second of
     # "simplecache::s3://b/*.tar". What fsspec finds replaces this part: "zip://a.tar::s3://b/x.zip".
-    index = next(i for i, part in enumerate(parts) if _is_pattern(part))
-    part = parts[index]
+    parts = place.url.split("::")
+    index, part = next((i, part) for i, part in enumerate(parts) if _is_pattern(part))
     is_folder = part.endswith("/")
     entries: Iterable[dict[str, Any]]
     try:
@@ -244,6 +244,7 @@ def _search_store(place: Place) -> Iterator[str]:
     except Exception as error:  # noqa: BLE001 - client libraries raise anything
         reason = "not found" if isinstance(error, FileNotFoundError) else error_words(error)
         raise cannot_list(place.url, reason) from masked_cause(error)
+    names = [name for name in names if f"/{HIDDEN_FOLDER}/" not in name]  # a ** finds those of hidden folders too
     found = sorted(name for name in names if not is_folder or _is_shard(name.rpartition("/")[2]))
     if not found:
         raise _nothing(place.url, f"shards in a folder must end in {_SHOWN_SUFFIXES}" if is_folder else "")

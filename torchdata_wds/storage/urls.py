@@ -14,6 +14,9 @@ from torchdata_wds.storage.secrets.masking import mask_text, masked_cause
 STDIN = "-"
 AIS = "ais"
 
+#: The folder beside shards for what belongs to them and no listing shows.
+HIDDEN_FOLDER = ".wds-index"
+
 #: The schemes of local files: a path, and a ``file:`` URL.
 LOCAL = ("", "file")
 

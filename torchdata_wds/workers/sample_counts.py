@@ -14,7 +14,8 @@ from torch.utils.data.datapipes import iter as native
 
 from torchdata_wds.consumers import Place
 from torchdata_wds.environment import pattern_variable
-from torchdata_wds.format.index import INDEX_SUFFIX, IndexHeader, parse_index_header
+from torchdata_wds.format.index import IndexHeader, parse_index_header
+from torchdata_wds.format.index.sidecars import local_index
 from torchdata_wds.format.index.slices import ShardSlice, check_size
 from torchdata_wds.option_types import KeyRule
 from torchdata_wds.pipes.chain_text import form_name, sources_of
@@ -22,7 +23,6 @@ from torchdata_wds.pipes.resume_facts import said_by
 from torchdata_wds.pipes.shards.list_shards import ShardResamplerIterDataPipe
 from torchdata_wds.pipes.shards.split_shards import share_of, whole_shards
 from torchdata_wds.storage.places import StorageOptions, resolve
-from torchdata_wds.storage.urls import local_path
 from torchdata_wds.workers.resume.planner import COLLECTIONS
 
 STATED = "pass the loader length=n, the number that all workers of a rank yield together"
@@ -160,12 +160,10 @@ def _samples_beside(shard: str, keys: KeyRule, options: StorageOptions) -> int:
     place = resolve(shard, options)
     if not place.is_local:
         raise unknown_length(f"the remote shard {place.shown} does not say how many samples it has", COUNTED)
-    path = local_path(place.url) + INDEX_SUFFIX
-    try:
-        stat = os.stat(path)  # noqa: PTH116 - a str
-    except FileNotFoundError:
+    if (path := local_index(place.url)) is None:
         cure = f"make one with index_shard, or {STATED}"
-        raise unknown_length(f"shard {place.shown} has no index beside it", cure) from None
+        raise unknown_length(f"shard {place.shown} has no index beside it", cure)
+    stat = os.stat(path)  # noqa: PTH116 - a str
     header = _read_header(path, stat.st_mtime_ns, stat.st_size)
     if header.keys != keys:
         raise unknown_length(f"the index beside shard {place.shown} is one of keys={header.keys!r}, not {keys!r}")

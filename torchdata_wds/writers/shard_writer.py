@@ -11,7 +11,7 @@ from typing import Any, BinaryIO, Unpack
 
 from torchdata_wds.checks import checked_int
 from torchdata_wds.consumers import process_place, rank_place
-from torchdata_wds.format.index import index_url
+from torchdata_wds.format.index.sidecars import index_url
 from torchdata_wds.format.shards import ShardFile, ShardInfo, ShardNames, archive_size
 from torchdata_wds.format.tar.packing import PackedSample
 from torchdata_wds.option_types import StartShard

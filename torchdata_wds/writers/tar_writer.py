@@ -137,7 +137,7 @@ class TarWriter(SampleWriter):
         compress: ``"gz"``, ``"bz2"``, ``"xz"``, ``"zst"``, False for none; None goes by the suffix of the path.
         mtime, user, group, mode: For all members: seconds since 1970, names of owner and group, permissions.
         lowercase: Whether fields must be in lower case, as they are read by default.
-        index: Whether to write an index beside the shard, as ``<shard>.index``.
+        index: Whether to write an index of the shard, as ``.wds-index/<name>.index`` beside it.
         jpeg_quality, png_compression: Quality of JPEG fields encoded here, 1 to 100; effort for PNG, 0 to 9.
         storage_options: Options by protocol, such as ``{"s3": {"profile": "me"}}``.
 

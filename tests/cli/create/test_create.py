@@ -95,7 +95,7 @@ def test_create_passes_options_on_to_the_writer() -> None:
     done = create("recipe.txt", "--rekey", "{shard}/{number:02d}", "--index", "-o", "x.tar.gz")
     assert done.status == 0, done.err
     assert Path("x.tar.gz").read_bytes()[:2] == b"\x1f\x8b"
-    assert Path("x.tar.gz.index").exists()
+    assert Path(".wds-index/x.tar.gz.index").exists()
     assert [sample["__key__"] for sample in read_samples("x.tar.gz")] == ["recipe/00", "recipe/01", "recipe/02"]
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from torchdata_wds.cli.map import load_function
 from torchdata_wds.cli.map.shard_tasks import ShardFunction, error_text, existing_targets, run_task, staged_tasks
+from torchdata_wds.format.index.sidecars import index_url, make_index_folder
 from torchdata_wds.storage import open_target
 
 
@@ -71,11 +72,14 @@ def test_run_task_takes_companions_along(tmp_path: Path) -> None:
     def function(source: str, target: str) -> None:
         write_name(source, target)
         Path(target + ".index").write_text("index")
+        for name in ("x.tar.index", "y.tar.index"):
+            make_index_folder(index_url(target))
+            Path(index_url(target)).with_name(name).write_text("hidden")
         Path(target).with_name("scratch").write_text("")
         Path(target).with_name("x.tarx").write_text("")
 
     assert run(function, "s", tmp_path / "x.tar") == ""
-    assert files(tmp_path) == {"x.tar": b"of s", "x.tar.index": b"index"}
+    assert files(tmp_path) == {"x.tar": b"of s", "x.tar.index": b"index", ".wds-index/x.tar.index": b"hidden"}
 
 
 def fail(source: str, target: str) -> None:
@@ -168,10 +172,11 @@ def test_run_task_calls_no_function_when_its_output_could_not_appear(
 
 def test_run_task_removes_an_index_of_the_output_that_it_replaces(tmp_path: Path) -> None:
     """It would lead nowhere; as writers do that overwrite a shard. Other files stay."""
-    for name in ("x.tar", "x.tar.index", "x.tar.md", "y.tar.index"):
+    make_index_folder(index_url(tmp_path / "x.tar"))
+    for name in ("x.tar", "x.tar.index", ".wds-index/x.tar.index", "x.tar.md", "y.tar.index"):
         (tmp_path / name).write_text("old")
     assert run(fail, "s", tmp_path / "x.tar", overwrite=True) != ""
-    assert len(files(tmp_path)) == 4
+    assert len(files(tmp_path)) == 5
     assert run(write_name, "s", tmp_path / "x.tar", overwrite=True) == ""
     assert files(tmp_path) == {"x.tar": b"of s", "x.tar.md": b"old", "y.tar.index": b"old"}
 

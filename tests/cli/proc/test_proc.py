@@ -16,6 +16,7 @@ from tests.kits.processes import is_alive, wait_until
 from tests.kits.shards import sample_members, text_keys, write_tar, write_text_shards
 from tests.kits.tool_kit import Result, read_samples, run_wds
 from torchdata_wds.cli.proc import pass_on
+from torchdata_wds.format.index.sidecars import index_url
 
 PROGRAM = (sys.executable, "-m", "torchdata_wds", "proc")
 
@@ -118,8 +119,8 @@ def test_proc_writes_an_output_for_each_shard_when_its_name_says_so(
         assert [keys_in(Path(name)) for name in names] == [
             [f"s{number}-{place:05d}" for place in range(count)] for number, count in enumerate((2, 0, 3))
         ]
-        assert all(Path(f"{name}.index").exists() for name in names)
-    assert not list(tmp_path.rglob(".wds*"))
+        assert all(Path(index_url(name)).exists() for name in names)
+    assert not list(tmp_path.rglob(".wds-map*"))
 
 
 def test_proc_goes_on_where_it_was_when_outputs_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

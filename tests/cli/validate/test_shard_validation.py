@@ -374,7 +374,7 @@ def _rewrite(members: list[tuple[str, bytes]]) -> Callable[[Path], None]:
     [
         (_rewrite(text_samples("s", 4)), "bytes"),
         (_rewrite(text_samples("t", 3)), "'t00000'"),
-        (lambda path: path.with_name("x.tar.index").write_bytes(b"{}\n"), "not an index"),
+        (lambda path: path.with_name(".wds-index").joinpath("x.tar.index").write_bytes(b"{}\n"), "not an index"),
     ],
     ids=["other size", "same size", "no index"],
 )
@@ -397,7 +397,7 @@ def test_validate_compares_all_of_an_index(tmp_path: Path) -> None:
     path = tmp_path / "x.tar"
     write_tar(path, text_samples("s", 3))
     index_shard(path)
-    index = tmp_path / "x.tar.index"
+    index = tmp_path / ".wds-index" / "x.tar.index"
     head, first, *rest = index.read_bytes().splitlines(keepends=True)
     for broken in (
         b"".join([head.replace(b'"samples": 3', b'"samples": 2'), first, *rest[:1]]),
@@ -418,7 +418,7 @@ def test_validate_does_not_blame_the_index_for_a_broken_shard(tmp_path: Path) ->
     index_shard(path)
     path.write_bytes(path.read_bytes()[:-5000])
     assert found(str(path)) == [("error", "cut")]
-    (tmp_path / "x.tar.index").write_bytes(b"")
+    (tmp_path / ".wds-index" / "x.tar.index").write_bytes(b"")
     assert found(str(path)) == [("error", "cut"), ("error", "index")]
 
 

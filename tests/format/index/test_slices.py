@@ -238,7 +238,7 @@ def test_find_sample_finds_only_what_fits(
     assert find_sample(url, 0, "last_dot", NONE) is None
     assert find_sample(url, 0, by_first_letter, NONE) is None
     assert not caplog.records
-    path = tmp_path / "x.tar.index"
+    path = tmp_path / ".wds-index" / "x.tar.index"
     whole = path.read_bytes()
     path.write_bytes(whole[:-1])
     assert find_sample(url, 0, "first_dot", NONE) is None

@@ -38,7 +38,8 @@ from torchdata_wds import (
     reraise_exception,
     warn_and_continue,
 )
-from torchdata_wds.format.index import index_url
+from torchdata_wds.format.index import sidecars
+from torchdata_wds.format.index.sidecars import index_url, old_index_url
 from torchdata_wds.handlers import Asked
 from torchdata_wds.pipes.resume_facts import Watch
 
@@ -340,7 +341,7 @@ def test_split_shards_raises_when_an_index_is_missing(tmp_path: Path) -> None:
         list(IterableWrapper(["pipe:cat a.tar"]).split_shards(True))
     with pytest.raises(ShardListError, match="cannot be read"):
         list(IterableWrapper([url]).split_shards(tmp_path / "no.json"))
-    Path(index_url(url)).write_text('{"format": "other"}\n')
+    Path(old_index_url(url)).write_text('{"format": "other"}\n')
     with pytest.raises(ShardListError, match="cannot be used"):
         list(IterableWrapper([url]).split_shards(True))
 
@@ -359,15 +360,16 @@ def test_split_shards_reads_remote_indexes_once(monkeypatch: pytest.MonkeyPatch)
     from torchdata_wds.pipes.shards import shard_counts
 
     opened: list[str] = []
-    real = shard_counts.open_shard
-    monkeypatch.setattr(shard_counts, "open_shard", lambda url, **options: opened.append(url) or real(url, **options))
+    real = sidecars.open_shard
+    for module in (shard_counts, sidecars):
+        monkeypatch.setattr(module, "open_shard", lambda url, **options: opened.append(url) or real(url, **options))
     files = fsspec.filesystem("memory")
     urls = [f"memory://split/{number}.tar" for number in range(30)]
     for number in range(30):
         row = '["k", 0, 1024, []]\n' * number
         head = {"shard": f"{number}.tar", "keys": "first_dot", "samples": number, "tar_bytes": 1, "compressed": False}
         head |= {"format": "torchdata_wds index", "version": 1, "bytes": 1, "sha256": "0" * 5000}
-        files.pipe_file(f"/split/{number}.tar.index", f"{json.dumps(head)}\n{row}".encode())
+        files.pipe_file(f"/split/.wds-index/{number}.tar.index", f"{json.dumps(head)}\n{row}".encode())
     files.pipe_file("/split/sizes.json", json.dumps({f"{number}.tar": number for number in range(30)}).encode())
     try:
         for index in (True, "memory://split/sizes.json"):
@@ -453,7 +455,7 @@ def test_loader_asks_a_server_for_the_part_only(tmp_path: Path, monkeypatch: pyt
         Ranged.asked.clear()
         Path(index_url(path)).unlink()
         assert keys_of(pipe) == ["s0-00005", "s0-00006"]
-        assert [name for name, _ in Ranged.asked].count(f"{Path(path).name}.index") == 1
+        assert [name for name, _ in Ranged.asked].count(f"{Path(path).name}.index") == 2  # one for each place
         shares = consumers_of(graph_of([url], {Path(path).name: 8}), 3)
         assert [len(keys_of(share)) for share in shares] == [2, 3, 3]
 
@@ -462,8 +464,8 @@ def test_loader_seeks_in_stores(tmp_path: Path) -> None:
     """Fsspec files are read from the slice on."""
     (path,) = write_indexed(tmp_path, [6])
     files = fsspec.filesystem("memory")
-    for suffix in ("", ".index"):
-        files.pipe_file(f"/seek/x.tar{suffix}", Path(path + suffix).read_bytes())
+    for url, place in {path: "/seek/x.tar", index_url(path): "/seek/.wds-index/x.tar.index"}.items():
+        files.pipe_file(place, Path(url).read_bytes())
     try:
         shares = consumers_of(graph_of(["memory://seek/x.tar"], index=True), 4)
         assert list(itertools.chain.from_iterable(map(keys_of, shares))) == text_keys([6])

@@ -293,7 +293,7 @@ def test_shard_writer_writes_to_aistore() -> None:
         for number in range(30):
             writer.write({"__key__": f"{number:04d}", "txt": str(number)})
     names = {"ais/b/out-00.tar", "ais/b/out-01.tar"}
-    assert names | {f"{name}.index" for name in names} <= set(Node.objects)
+    assert names | {f"ais/b/.wds-index/out-0{number}.tar.index" for number in range(2)} <= set(Node.objects)
     pipe = IterableWrapper(["ais://b/out-{00..01}.tar"]).list_shards().split_shards().load_wds_shards().group_by_key()
     assert [sample["txt"] for sample in pipe] == [str(number).encode() for number in range(30)]
 

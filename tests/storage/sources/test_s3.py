@@ -74,8 +74,10 @@ def test_s3_lists_reads_and_writes(server: S3Server) -> None:
         "s3://data/out/x-%02d.tar", max_count=6, index=True, storage_options=options
     )
     assert [shard.count for shard in written] == [6, 6]
-    names = ["x-00.tar", "x-00.tar.index", "x-01.tar", "x-01.tar.index"]
+    names = ["x-00.tar", "x-01.tar"]
     assert list_targets("s3://data/out", storage_options=options) == names
+    indexes = list_targets("s3://data/out/.wds-index", storage_options=options)
+    assert indexes == [f"{name}.index" for name in names]
     assert keys(samples(server, "s3://data/out/")) == text_keys((5, 0, 7))
     for name in names:
         remove_target(f"s3://data/out/{name}", storage_options=options)

@@ -26,8 +26,9 @@ from torchdata_wds.cli.jobs import map_in_order
 from torchdata_wds.cli.outputs import write_line, write_whole
 from torchdata_wds.cli.terminal import Progress, counted, message_of, paused, printable, say
 from torchdata_wds.errors import ShardFormatError, ShardOpenError, WdsError
-from torchdata_wds.format.index import INDEX_SUFFIX, IndexHeader, ShardIndex, index_url, shard_name, wids_list
+from torchdata_wds.format.index import IndexHeader, ShardIndex, shard_name, wids_list
 from torchdata_wds.format.index.scan import index_shard
+from torchdata_wds.format.index.sidecars import INDEX_SUFFIX, beside, index_url, local_index, make_index_folder
 from torchdata_wds.storage import mask_url, open_shard
 from torchdata_wds.storage.byte_streams import stored_bytes
 from torchdata_wds.storage.urls import STDIN, is_local, local_path, scheme_of
@@ -153,16 +154,15 @@ def _target(url: str, arguments: argparse.Namespace) -> str | None:
             return index_in_folder(url, arguments.output, dali=arguments.dali)
         if arguments.dali:
             return dali_index_url(url)
-        return index_url(url) if arguments.wids is None else None
+        if arguments.wids is not None:
+            return None
+        old = local_index(url) if is_local(url) else None  # stays where it lies
+        return index_url(url) if old is None else old
 
 
 def dali_index_url(shard: str) -> str:
     """Returns where DALI's own ``wds2idx`` puts the index of a shard: the name up to its first dot counts."""
-    # Our own index's URL is the shard's with a suffix inserted, before a query if there is one: for b/x.tar?v=1 it is
-    # b/x.tar.index?v=1. DALI's suffix goes to the place where the two begin to differ: b/x.idx?v=1.
-    place = len(os.path.commonprefix([shard, index_url(shard)]))  # noqa: RUF071
-    folder, slash, base = shard[:place].rpartition("/")
-    return folder + slash + _dali_name(base) + shard[place:]
+    return beside(shard, _dali_name)
 
 
 def index_in_folder(shard: str, folder: str, *, dali: bool = False) -> str:
@@ -233,6 +233,7 @@ def save_index(index: ShardIndex | bytes, url: str, *, overwrite: bool = False) 
         shown = mask_url(url)
         why = "a different one exists, of other options or another version of the shard. Pass --force to replace it"
         raise ShardOpenError(f"cannot write the index {shown}: {why}", shard=shown)
+    make_index_folder(url)
     write_whole([index], url, overwrite=overwrite)
     return _WRITTEN
 

@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 from torchdata_wds.cli.inputs import part_of
 from torchdata_wds.cli.terminal import Progress, counted, printable, say, shorten
 from torchdata_wds.errors import ShardListError
-from torchdata_wds.format.index import index_url, shard_name
+from torchdata_wds.format.index import shard_name
+from torchdata_wds.format.index.sidecars import index_url, index_urls, make_index_folder
 from torchdata_wds.storage import list_targets, mask_url
 from torchdata_wds.storage.compression import SHARD_SUFFIXES
 from torchdata_wds.storage.places import resolve
@@ -160,12 +161,16 @@ def _publish(made: Path, task: ShardTask) -> str:
     if obstacle := _obstacle(task):
         return obstacle
     target = Path(task.target)
-    Path(index_url(task.target)).unlink(missing_ok=True)  # that of an older output would not fit
-    companions = [path for path in written if path.name.startswith(made.name + ".") and path.is_file()]
-    for path in (*companions, made):
+    for old in index_urls(task.target):  # that of an older output would not fit
+        Path(old).unlink(missing_ok=True)
+    moves = {path: target.with_name(path.name) for path in written if path.name.startswith(made.name + ".")}
+    moves[Path(index_url(made))] = index = Path(index_url(task.target))
+    for path, place in (*((path, place) for path, place in moves.items() if path.is_file()), (made, target)):
+        if place == index:
+            make_index_folder(index)
         with path.open("rb") as file:
             sync_file(file.fileno())
-        path.replace(target.with_name(path.name))
+        path.replace(place)
     sync_folder(target.parent)
     return ""
 

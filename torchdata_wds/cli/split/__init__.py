@@ -26,7 +26,7 @@ from torchdata_wds.cli.outputs import compression, write_line
 from torchdata_wds.cli.terminal import counted, discard_output, say, stdout_is_apart
 from torchdata_wds.environment import is_secure
 from torchdata_wds.errors import ReappearingKeyError, SampleError, UnsafeDataError, WdsError
-from torchdata_wds.format.index import index_url
+from torchdata_wds.format.index.sidecars import index_url
 from torchdata_wds.format.shards import ShardInfo, ShardNames
 from torchdata_wds.storage.compression import SHARD_SUFFIXES
 from torchdata_wds.storage.secrets.masking import mask_text

@@ -12,7 +12,7 @@ from torchdata_wds.codecs.decoder import Decoder
 from torchdata_wds.codecs.media import AUDIO_FIELDS, VIDEO_FIELDS, torch_audio, torch_video
 from torchdata_wds.codecs.options import MissingPackageError
 from torchdata_wds.errors import DecodingError, ShardFormatError, ShardOpenError, UnsafeDataError, cli_message
-from torchdata_wds.format.index import ShardIndex, index_url
+from torchdata_wds.format.index import ShardIndex
 from torchdata_wds.format.samples.names import is_metadata
 from torchdata_wds.option_types import KeyRule
 from torchdata_wds.storage.urls import is_local, local_path
@@ -124,7 +124,7 @@ class IndexCheck:
         self.is_readable = True
         self._index: ShardIndex | None = None
         try:
-            index = ShardIndex.load(index_url(url))
+            index = ShardIndex.beside(url)
         except ShardFormatError as error:
             self.fault, self.is_readable = cli_message(error), False
             return

@@ -1,4 +1,4 @@
-"""The index of a shard: how many samples it has and which bytes are whose, beside it in ``<shard>.index``.
+"""The index of a shard: how many samples it has and which bytes are whose. `sidecars` knows where it lies.
 
 The file is UTF-8 text, one JSON value a line. The first line is an object:
 
@@ -33,11 +33,16 @@ from typing import Any, NamedTuple, overload
 
 from torchdata_wds.checks import is_count
 from torchdata_wds.errors import ShardFormatError
+from torchdata_wds.format.index.sidecars import index_url, open_index, open_index_target, read_index_line
 from torchdata_wds.format.samples.names import key_splitter
-from torchdata_wds.storage import mask_url, open_shard, open_target
-from torchdata_wds.storage.urls import STDIN, is_local, local_path, scheme_of, url_text
+from torchdata_wds.storage import ByteStream, mask_url, open_shard
+from torchdata_wds.storage.urls import is_local, local_path
 
-INDEX_SUFFIX = ".index"
+__all__ = [
+    "SPECIAL", "IndexHeader", "IndexedMember", "IndexedSample", "ShardIndex", "dali_index", "index_url", "pack_row",
+    "parse_index_header", "read_index_header", "shard_name", "wids_index", "wids_list",
+]  # fmt: skip
+
 _FORMAT = "torchdata_wds index"
 _VERSION = 1
 _OPTIONAL = ("tag", "special")  # fields that a file leaves out where they are None
@@ -138,12 +143,12 @@ class ShardIndex(Sequence[IndexedSample]):
     def save(
         self, url: str | os.PathLike[str], *, storage_options: Mapping[str, Mapping[str, Any]] | None = None
     ) -> None:
-        """Writes the index, in place of one that is there; beside a shard its URL is `index_url` of the shard.
+        """Writes the index, in place of one that is there; `index_url` of a shard is where readers look for it.
 
         Raises:
             ShardOpenError: if that cannot be written.
         """
-        target = open_target(url, overwrite=True, storage_options=storage_options)
+        target = open_index_target(url, storage_options=storage_options)
         target.write(self.dump())
         target.commit()
 
@@ -157,29 +162,30 @@ class ShardIndex(Sequence[IndexedSample]):
             ShardOpenError: if it cannot be opened.
             ShardFormatError: if it is not an index, or not whole.
         """
-        with open_shard(url, storage_options=storage_options) as stream:
+        return cls._read(mask_url(url), open_shard(url, storage_options=storage_options))
+
+    @classmethod
+    def beside(
+        cls, shard: str | os.PathLike[str], *, storage_options: Mapping[str, Mapping[str, Any]] | None = None
+    ) -> ShardIndex:
+        """Reads the index that lies beside a shard, in its hidden folder or at its old place.
+
+        Raises:
+            ShardOpenError: if there is none, or it cannot be opened.
+            ShardFormatError: if it is not an index, or not whole.
+            ValueError: if nothing can lie beside the shard, which is a stream.
+        """
+        url, stream = open_index(shard, storage_options=storage_options)
+        return cls._read(mask_url(url), stream)
+
+    @classmethod
+    def _read(cls, shown: str, opened: ByteStream) -> ShardIndex:
+        with opened as stream:
             head, *rows = stream.read().split(b"\n")
-        shown = mask_url(url)
         header = parse_index_header(head, shown)
         if not rows or rows.pop():
             raise ShardFormatError(f"index {shown} is cut off: its last line has no end", shard=shown, kind="index")
         return cls(header, rows)
-
-
-def index_url(shard: str | os.PathLike[str]) -> str:
-    """The URL of the index that lies beside a shard."""
-    url = url_text(shard)
-    scheme = scheme_of(url)
-    if scheme in (STDIN, "pipe"):
-        raise ValueError(f"there is no place beside {mask_url(url)} for an index: name one, or write to a path")
-    if scheme in ("", "file"):
-        return url + INDEX_SUFFIX
-    # of a chain such as simplecache::s3://b/x.tar the first part that names a file
-    parts = url.split("::")
-    number = next((number for number, part in enumerate(parts) if "://" in part), 0)
-    path, mark, query = parts[number].partition("?")
-    parts[number] = path + INDEX_SUFFIX + mark + query
-    return "::".join(parts)
 
 
 def shard_name(url: str) -> str:
@@ -243,6 +249,14 @@ def parse_index_header(line: bytes, shown: str) -> IndexHeader:
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         what = f"{shown} is not an index of a shard: {type(error).__name__}: {error}. index_shard makes one"
         raise ShardFormatError(what, shard=shown, kind="index") from error
+
+
+def read_index_header(
+    shard: str | os.PathLike[str], storage_options: Mapping[str, Mapping[str, Any]] | None = None
+) -> IndexHeader:
+    """Reads the first line of the index beside a shard; raises as `ShardIndex.beside`."""
+    url, line = read_index_line(shard, storage_options=storage_options)
+    return parse_index_header(line, mask_url(url))
 
 
 def dali_index(index: ShardIndex) -> str:

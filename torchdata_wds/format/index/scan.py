@@ -44,7 +44,8 @@ def index_shard(
     Args:
         url: The shard, as `open_shard` takes it.
         keys: How names are split, as in ``group_by_key``.
-        to: Where to write the index: by default beside the shard, with ``.index`` after its name; False writes none.
+        to: Where to write the index: by default ``.wds-index/<name>.index`` beside the shard; False writes
+            none.
         storage_options: Options by protocol, for both.
 
     Returns:
@@ -60,7 +61,7 @@ def index_shard(
         >>> import pathlib, tempfile
         >>> path = pathlib.Path(tempfile.mkdtemp(), "x.tar")
         >>> _ = path.write_bytes(bytes(1024))
-        >>> len(index_shard(path)), path.with_name("x.tar.index").exists()
+        >>> len(index_shard(path)), path.with_name(".wds-index").joinpath("x.tar.index").exists()
         (0, True)
     """
     if keys not in ("first_dot", "last_dot"):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from torchdata_wds.errors import ChangedShardError, ShardFormatError, ShardOpenError
-from torchdata_wds.format.index import IndexedSample, IndexHeader, ShardIndex, index_url
+from torchdata_wds.format.index import IndexedSample, IndexHeader, ShardIndex
 from torchdata_wds.format.samples.names import split_names
 from torchdata_wds.format.tar.members import Mark, MemberRun, Single, Unit
 from torchdata_wds.handlers import warn_rarely
@@ -182,7 +182,7 @@ def find_sample(
     if not isinstance(keys, str):
         return None
     try:
-        index = ShardIndex.load(index_url(url), storage_options=storage_options)
+        index = ShardIndex.beside(url, storage_options=storage_options)
         if index.header.keys == keys and number < len(index):
             return index.header, index[number]
     except ShardFormatError as error:

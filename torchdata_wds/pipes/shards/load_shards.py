@@ -52,7 +52,7 @@ class ShardLoaderIterDataPipe(HandlingPipe[ShardMember]):
     members are yielded together, once the next key or the shard's end marker has been seen, so that a cut-off shard
     never yields half a sample. The handler is called once per shard; complete samples before the damage are kept. From
     a `ShardSlice` only its own samples are yielded: reading starts at the first one if the shard has an index
-    (``<shard>.index``) and there is no `rename`, and the rest of the shard (end marker, checksums) is checked only if
+    beside it and there is no `rename`, and the rest of the shard (end marker, checksums) is checked only if
     the slice ends with it.
 
     Args:

@@ -9,15 +9,13 @@ from typing import Any
 
 from torchdata_wds.errors import ShardFormatError, ShardListError, ShardOpenError
 from torchdata_wds.format.dataset_files.entries import wids_counts
-from torchdata_wds.format.index import IndexHeader, index_url, parse_index_header, shard_name
+from torchdata_wds.format.index import IndexHeader, read_index_header, shard_name
 from torchdata_wds.option_types import Index
 from torchdata_wds.storage import StorageOptions, mask_url, open_shard
 from torchdata_wds.storage.cache.locked_files import ShardFacts
 from torchdata_wds.storage.urls import is_local
 
 _THREADS = 16
-_PIECE = 4096
-_LONGEST_HEADER = 1 << 20
 _KINDS = "It must be a wids shard list, or an object from URL or base name to the number of samples"
 
 
@@ -171,11 +169,7 @@ def _read_header(url: str, storage_options: StorageOptions) -> IndexHeader:
     """Reads the first line of the index beside a shard."""
     shown = mask_url(url)
     try:
-        place, line = index_url(url), b""
-        with open_shard(place, storage_options=storage_options) as stream:
-            while b"\n" not in line and len(line) < _LONGEST_HEADER and (piece := stream.read(_PIECE)):
-                line += piece
-        return parse_index_header(line.partition(b"\n")[0], mask_url(place))
+        return read_index_header(url, storage_options)
     except ShardFormatError as error:
         raise ShardListError(f"the index beside shard {shown} cannot be used: {error}", shard=shown) from error
     except (ShardOpenError, ValueError) as error:

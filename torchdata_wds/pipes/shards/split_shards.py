@@ -37,8 +37,8 @@ class ShardSplitterIterDataPipe(WdsPipe[ShardSlice]):
 
     Args:
         source_datapipe: Yields URLs (str or Path).
-        index: How many samples the shards have: True for the index beside each shard (``<shard>.index``, from
-            ``index_shard`` and writers with ``index=True``); the path or URL of one JSON file, a ``wids`` shard list or
+        index: How many samples the shards have: True for the index beside each shard, from ``index_shard`` and
+            writers with ``index=True``; the path or URL of one JSON file, a ``wids`` shard list or
             an object from URL to number; or a dict from URL to number. A shard is looked up by its whole URL, or by its
             base name if only one shard has it. None divides whole shards.
         even: ``"drop"`` makes all shares equal by leaving out up to N - 1 samples, drawn again in each epoch. ``"pad"``

@@ -25,7 +25,8 @@ from torch.utils.data.datapipes.iter import FileLister, IterableWrapper, Shardin
 
 from torchdata_wds.consumers import no_traversal, traverse, upstream
 from torchdata_wds.errors import ShardFormatError
-from torchdata_wds.format.index import INDEX_SUFFIX, parse_index_header
+from torchdata_wds.format.index import parse_index_header
+from torchdata_wds.format.index.sidecars import local_index
 from torchdata_wds.pipes.base import Held
 from torchdata_wds.pipes.chain_text import full_name, short_name
 from torchdata_wds.pipes.resume_facts import said_by
@@ -61,7 +62,7 @@ def contents_of(shards: Sequence[Any]) -> list[ShardContent]:
                     check = zlib.crc32(file.read(_BLOCK))
                     file.seek(size // 2)
                     check = zlib.crc32(file.read(_BLOCK), check)
-                found.append(ShardContent(number, size, check, *_said_by_index(f"{path}{INDEX_SUFFIX}")))
+                found.append(ShardContent(number, size, check, *_said_by_index(os.fspath(shard))))
     return found
 
 
@@ -81,7 +82,9 @@ def describe_changes(shards: Sequence[Any], then: Sequence[Sequence[Any]], now: 
     return changes
 
 
-def _said_by_index(path: str) -> tuple[int | None, str]:
+def _said_by_index(shard: str) -> tuple[int | None, str]:
+    if (path := local_index(shard)) is None:
+        return None, ""
     try:
         with Path(path).open("rb") as file:
             header = parse_index_header(file.readline(1 << 16), path)

@@ -1,8 +1,11 @@
-"""Checks of options: counts, numbers, flags, choices, timeouts and start methods."""
+"""Checks of options: counts, numbers, weights, flags, choices, timeouts and start methods."""
 
+import math
 import multiprocessing
 import operator
 from collections.abc import Iterable
+from contextlib import suppress
+from numbers import Real
 from typing import Any, TypeGuard
 
 
@@ -31,6 +34,24 @@ def checked_int(name: str, value: Any, least: float, most: int | None = None) ->
 def is_number(value: object) -> TypeGuard[float]:
     """Returns whether an option is an int or a float, but not a bool."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def checked_weights(weights: Iterable[Any], count: int) -> tuple[float, ...]:
+    """Returns one finite weight above 0 for each of `count` sources; raises ValueError for others."""
+    given = tuple(weights) if isinstance(weights, Iterable) else ()
+    if len(given) != count:
+        raise ValueError(f"weights must be {count} numbers, one for each source, not {weights!r}")
+    found = []
+    for number, weight in enumerate(given):
+        with suppress(OverflowError):  # of an int that is too large
+            if isinstance(weight, Real) and not isinstance(weight, bool) and 0 < float(weight) < math.inf:
+                found.append(float(weight))
+                continue
+        raise ValueError(
+            f"weights must be finite numbers above 0, but that of source {number}, counted from 0, is {weight!r}; "
+            "leave out a source that is not wanted"
+        )
+    return tuple(found)
 
 
 def check_flags(**flags: object) -> None:

@@ -78,7 +78,7 @@ class Permutation:
         left, right = np.divmod(values, sizes[1])
         for number, key in enumerate(self._keys):
             changed, other, size = (right, left, sizes[1]) if number % 2 else (left, right, sizes[0])
-            changed += _scrambled(other, key) % size
+            changed += scrambled(other, key) % size
             np.subtract(changed, size, out=changed, where=changed >= size)
         left *= sizes[1]
         left += right
@@ -109,10 +109,11 @@ class Permutation:
 def _sorted_at_random(count: int, seed: int) -> np.ndarray[Any, Any]:
     # All orders are equally likely. A Feistel network on so few values is far from that: with 7 rounds, some of the
     # 720 orders of 6 values are 2.9 times as likely as they should be, and others 0.4 times.
-    return np.argsort(_scrambled(np.arange(count, dtype=np.uint64), seed), kind="stable").astype(np.uint64)
+    return np.argsort(scrambled(np.arange(count, dtype=np.uint64), seed), kind="stable").astype(np.uint64)
 
 
-def _scrambled(values: np.ndarray[Any, Any], key: int) -> np.ndarray[Any, Any]:
+def scrambled(values: np.ndarray[Any, Any], key: int) -> np.ndarray[Any, Any]:
+    """Returns an evenly distributed uint64 for each uint64, a function of it and the key."""
     # The finaliser of splitmix64: one changed bit of value or key changes half of the result's 64 bits.
     mixed = values * np.uint64(_STEP)
     mixed += np.uint64(key)

@@ -1,16 +1,15 @@
 """Mixes several streams into one: in turn or by weights, to the first end, to the last, or over and over."""
 
-import math
 import random
 from bisect import bisect
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from itertools import accumulate
-from numbers import Real
 from typing import Any, get_args
 
 from torch.utils.data import IterDataPipe
 
+from torchdata_wds.checks import checked_weights
 from torchdata_wds.consumers import place_of
 from torchdata_wds.errors import ShardListError
 from torchdata_wds.handlers import warn_once
@@ -134,7 +133,7 @@ class SampleMixerIterDataPipe(WdsPipe[Any], Seeded):
                     "has one reader at a time. Build it a second time, or give it a higher weight"
                 )
         self.source_datapipe, self.others = source_datapipe, others
-        self.weights = None if weights is None else _checked_weights(weights, len(sources))
+        self.weights = None if weights is None else checked_weights(weights, len(sources))
         self.stop = stop
         self.counts = [0] * len(sources)
         self._seed = Seed()
@@ -186,20 +185,3 @@ class SampleMixerIterDataPipe(WdsPipe[Any], Seeded):
     def _sums_of(self, sources: Sequence[_Source]) -> list[float]:
         weights = [self.weights[source.number] for source in sources] if self.weights is not None else []
         return list(accumulate(weight / max(weights) for weight in weights))  # a sum of the weights might overflow
-
-
-def _checked_weights(weights: Iterable[Any], count: int) -> tuple[float, ...]:
-    given = tuple(weights) if isinstance(weights, Iterable) else ()
-    if len(given) != count:
-        raise ValueError(f"weights must be {count} numbers, one for each source, not {weights!r}")
-    found = []
-    for number, weight in enumerate(given):
-        with suppress(OverflowError):  # of an int that is too large
-            if isinstance(weight, Real) and not isinstance(weight, bool) and 0 < float(weight) < math.inf:
-                found.append(float(weight))
-                continue
-        raise ValueError(
-            f"weights must be finite numbers above 0, but that of source {number}, counted from 0, is {weight!r}; "
-            "leave out a source that is not wanted"
-        )
-    return tuple(found)

@@ -3,7 +3,7 @@
 from itertools import zip_longest
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchdata_wds.option_types import Even
@@ -48,6 +48,7 @@ def dealt_items(total: int, base: int, ranks: int, block: int, even: Even) -> li
     return [[item or [] for item in step] for step in zip_longest(*lists)]
 
 
+@settings(deadline=None)
 @given(st.integers(0, 400), st.integers(0, 400), GRIDS, EVEN)
 def test_blocks_are_what_dealing_one_by_one_gives(
     total: int, base: int, grid: tuple[int, int, int], even: Even
@@ -66,6 +67,7 @@ def test_blocks_are_what_dealing_one_by_one_gives(
             assert sum(len(item) for item in wanted) == count_samples(total, base, share, block, even)
 
 
+@settings(deadline=None)
 @given(st.integers(0, 400), st.integers(0, 400), GRIDS, EVEN)
 def test_all_consumers_together_read_each_position_once(
     total: int, base: int, grid: tuple[int, int, int], even: Even
@@ -94,6 +96,7 @@ def test_all_consumers_together_read_each_position_once(
     assert together == len(found)
 
 
+@settings(deadline=None)
 @given(st.integers(0, 600), st.lists(st.tuples(GRIDS, st.integers(0, 4)), min_size=1, max_size=4), EVEN)
 def test_other_grids_continue_where_one_stopped(
     total: int, parts: list[tuple[tuple[int, int, int], int]], even: Even

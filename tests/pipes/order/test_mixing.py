@@ -38,7 +38,7 @@ def test_each_source_has_its_share_after_any_number_of_positions() -> None:
             assert np.abs(np.cumsum(sources == source) - expected).max() < 8
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(MIXTURES, st.integers(1, 9), st.booleans(), st.integers(0, 5), st.data())
 def test_mixture_is_the_same_however_it_is_cut(
     mixture: list[tuple[int, float]], run: int, shuffle: bool, epoch: int, data: st.DataObject
@@ -58,7 +58,7 @@ def test_mixture_is_the_same_however_it_is_cut(
     assert pairs(pickle.loads(pickle.dumps(mixed)), 0, length) == whole
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(MIXTURES, st.integers(1, 9), st.booleans())
 def test_epochs_are_one_stream_of_whole_passes(mixture: list[tuple[int, float]], run: int, shuffle: bool) -> None:
     """A source repeats nothing within a pass, also where an epoch ends inside it."""
@@ -122,6 +122,7 @@ def test_consumers_that_take_samples_in_turn_have_mixed_batches(consumers: int) 
         assert batches.std() < 1.3 * math.sqrt(32 / 4)
 
 
+@settings(deadline=None)
 @given(st.integers(0, 300), st.integers(1, 10**4), st.integers(0, 10**4), st.integers(0, 10**5))
 def test_floor_sum_is_the_sum(count: int, divisor: int, factor: int, start: int) -> None:
     """Of what a plain loop adds up."""

@@ -36,6 +36,7 @@ def test_permutation_has_each_value_once_and_an_inverse(count: int) -> None:
     assert [order.inverse(value) for value in values[:50]] == list(range(min(count, 50)))
 
 
+@settings(deadline=None)
 @given(st.integers(1, 2**62), st.lists(st.integers(0, 2**62), min_size=1, max_size=40), st.integers())
 def test_permutation_is_the_same_one_by_one_and_on_arrays(count: int, places: list[int], key: int) -> None:
     """Few values are computed with Python's ints, many with numpy's."""
@@ -49,6 +50,7 @@ def test_permutation_is_the_same_one_by_one_and_on_arrays(count: int, places: li
         assert order.forward(np.array(places, dtype=np.uint64)).tolist() == singly == values.tolist()
 
 
+@settings(deadline=None)
 @given(st.integers(1, 60), st.integers())
 def test_network_permutes_few_values_too(count: int, key: int) -> None:
     """The network goes round until a result is in range, whatever share of them is."""
@@ -141,6 +143,7 @@ def test_successive_values_do_not_correlate(count: int) -> None:
     assert abs(np.corrcoef(values, np.arange(shown))[0, 1]) < bound
 
 
+@settings(deadline=None)
 @given(st.integers(0, 300), st.integers(1, 64), st.booleans(), st.integers(0, 9), st.data())
 def test_order_has_each_sample_once_however_it_is_cut(
     total: int, run: int, shuffle: bool, epoch: int, data: st.DataObject
@@ -194,7 +197,7 @@ def test_order_refuses_what_it_cannot_do() -> None:
         Order(10, shuffle=1)  # type: ignore[arg-type]
 
 
-@settings(max_examples=30)
+@settings(max_examples=30, deadline=None)
 @given(st.integers(2, 5000), st.integers(1, 20), st.integers(0, 2**63))
 def test_epochs_and_seeds_have_orders_of_their_own(total: int, run: int, seed: int) -> None:
     """Unless there are so few runs that chance makes them equal."""

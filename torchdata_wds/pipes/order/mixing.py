@@ -79,7 +79,8 @@ class MixedOrder:
         self._ends = [int(_CIRCLE * end / sums[-1]) for end in sums]
         self._inner_ends = np.array(self._ends[:-1], dtype=np.uint64)
         self._phase, self._key = mix("phase", seed), mix("windows", seed)
-        self._known = 0, np.zeros(len(self.totals), dtype=np.int64)  # a position of the stream, and what came before it
+        # A position of the stream, and how often each source was chosen before it.
+        self._known: tuple[int, np.ndarray[Any, Any]] = (0, np.zeros(len(self.totals), dtype=np.int64))
         self._passes: dict[int, tuple[int, Order]] = {}
 
     def numbers(self, first: int, stop: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
@@ -122,7 +123,8 @@ class MixedOrder:
         """Returns how often each source is chosen before a window's start, counted from the stream's beginning."""
         start, counts = self._known
         if 0 <= stop - start <= _NEAR * len(self.totals):
-            return counts + self._count(self._sources_of(self._points(start, stop)))
+            counts = counts + self._count(self._sources_of(self._points(start, stop)))
+            return counts
         # The points phase + i * golden below an end are those for which dividing by the circle, with and without
         # that end subtracted, differs by one. The circle is added so that nothing is negative.
         phase = self._phase + _CIRCLE
@@ -130,7 +132,7 @@ class MixedOrder:
         below = [rounds - _floor_sum(stop, _CIRCLE, _GOLDEN, phase - end) for end in self._ends]
         return np.diff(np.array([0, *below], dtype=np.int64))
 
-    def _count(self, sources: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    def _count(self, sources: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.int64]]:
         return np.bincount(sources, minlength=len(self.totals))
 
     def _numbers_of(self, source: int, first: int, stop: int) -> np.ndarray[Any, Any]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
-from itertools import accumulate
-from typing import Any
+from itertools import accumulate, pairwise
 
 import numpy as np
+from numpy.typing import NDArray
 
 from torchdata_wds.checks import check_flags, checked_int, checked_weights
 from torchdata_wds.errors import ShardListError
@@ -80,10 +80,10 @@ class MixedOrder:
         self._inner_ends = np.array(self._ends[:-1], dtype=np.uint64)
         self._phase, self._key = mix("phase", seed), mix("windows", seed)
         # A position of the stream, and how often each source was chosen before it.
-        self._known: tuple[int, np.ndarray[Any, Any]] = (0, np.zeros(len(self.totals), dtype=np.int64))
+        self._known: tuple[int, NDArray[np.int64]] = (0, np.zeros(len(self.totals), dtype=np.int64))
         self._passes: dict[int, tuple[int, Order]] = {}
 
-    def numbers(self, first: int, stop: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    def numbers(self, first: int, stop: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Returns the sources at positions `first` to `stop` (exclusive), and the samples' numbers, as int64."""
         if not 0 <= first <= stop <= self.length:
             raise ValueError(f"positions {first} to {stop} are not within 0 to {self.length}")
@@ -101,16 +101,13 @@ class MixedOrder:
             numbers[chosen] = self._numbers_of(source, places[source], places[source] + len(chosen))
         return sources, numbers
 
-    def _points(self, start: int, stop: int) -> np.ndarray[Any, Any]:
-        points: np.ndarray[Any, Any] = np.arange(start, stop, dtype=np.uint64) * np.uint64(_GOLDEN)
-        points += np.uint64(self._phase)
-        return points
+    def _points(self, start: int, stop: int) -> NDArray[np.uint64]:
+        return np.arange(start, stop, dtype=np.uint64) * np.uint64(_GOLDEN) + np.uint64(self._phase)
 
-    def _sources_of(self, points: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        sources: np.ndarray[Any, Any] = np.searchsorted(self._inner_ends, points, side="right").astype(np.int64)
-        return sources
+    def _sources_of(self, points: NDArray[np.uint64]) -> NDArray[np.int64]:
+        return np.searchsorted(self._inner_ends, points, side="right").astype(np.int64)
 
-    def _sources(self, start: int, stop: int) -> np.ndarray[Any, Any]:
+    def _sources(self, start: int, stop: int) -> NDArray[np.int64]:
         # 34 golden steps end close to where they began, as any Fibonacci number of them. With 34 consumers that take
         # samples in turn from two equal sources, batches of 32 had 0 to 32 of the first. So positions are shuffled in
         # windows, which makes that 6 to 25, and counts at the windows' borders remain exact.
@@ -119,23 +116,22 @@ class MixedOrder:
         points = np.take_along_axis(self._points(start, stop).reshape(-1, _WINDOW), order, axis=1)
         return self._sources_of(points.ravel())
 
-    def _counts(self, stop: int) -> np.ndarray[Any, Any]:
+    def _counts(self, stop: int) -> NDArray[np.int64]:
         """Returns how often each source is chosen before a window's start, counted from the stream's beginning."""
         start, counts = self._known
         if 0 <= stop - start <= _NEAR * len(self.totals):
-            counts = counts + self._count(self._sources_of(self._points(start, stop)))
-            return counts
+            return counts + self._count(self._sources_of(self._points(start, stop)))
         # The points phase + i * golden below an end are those for which dividing by the circle, with and without
         # that end subtracted, differs by one. The circle is added so that nothing is negative.
         phase = self._phase + _CIRCLE
         rounds = _floor_sum(stop, _CIRCLE, _GOLDEN, phase)
         below = [rounds - _floor_sum(stop, _CIRCLE, _GOLDEN, phase - end) for end in self._ends]
-        return np.diff(np.array([0, *below], dtype=np.int64))
+        return np.array([end - first for first, end in pairwise([0, *below])], dtype=np.int64)
 
-    def _count(self, sources: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.int64]]:
+    def _count(self, sources: NDArray[np.int64]) -> NDArray[np.int64]:
         return np.bincount(sources, minlength=len(self.totals))
 
-    def _numbers_of(self, source: int, first: int, stop: int) -> np.ndarray[Any, Any]:
+    def _numbers_of(self, source: int, first: int, stop: int) -> NDArray[np.int64]:
         """Returns the numbers at places of a source, counted over all its passes."""
         total = self.totals[source]
         parts = []

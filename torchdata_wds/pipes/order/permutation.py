@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import operator
-from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from torchdata_wds.checks import check_flags, checked_int
 from torchdata_wds.pipes.seeds import mix
@@ -52,11 +52,10 @@ class Permutation:
         self._right = max(-(-self.count // self._left), 1)
         self._keys = [mix(seed, number) for number in range(_ROUNDS)]
 
-    def forward(self, values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    def forward(self, values: NDArray[np.uint64]) -> NDArray[np.uint64]:
         """Returns what stands at each of an array of places, as uint64; each must be below `count`."""
         if self._table is not None:
-            found: np.ndarray[Any, Any] = self._table[values]
-            return found
+            return self._table[values]
         if len(values) <= _FEW:
             return np.array([self._forward_one(value) for value in values.tolist()], dtype=np.uint64)
         result = self._rounds(values.astype(np.uint64))
@@ -73,7 +72,7 @@ class Permutation:
             place = self._inverse_rounds(place)
         return place
 
-    def _rounds(self, values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    def _rounds(self, values: NDArray[np.uint64]) -> NDArray[np.uint64]:
         sizes = np.uint64(self._left), np.uint64(self._right)
         left, right = np.divmod(values, sizes[1])
         for number, key in enumerate(self._keys):
@@ -106,13 +105,13 @@ class Permutation:
         return left * self._right + right
 
 
-def _sorted_at_random(count: int, seed: int) -> np.ndarray[Any, Any]:
+def _sorted_at_random(count: int, seed: int) -> NDArray[np.uint64]:
     # All orders are equally likely. A Feistel network on so few values is far from that: with 7 rounds, some of the
     # 720 orders of 6 values are 2.9 times as likely as they should be, and others 0.4 times.
     return np.argsort(scrambled(np.arange(count, dtype=np.uint64), seed), kind="stable").astype(np.uint64)
 
 
-def scrambled(values: np.ndarray[Any, Any], key: int) -> np.ndarray[Any, Any]:
+def scrambled(values: NDArray[np.uint64], key: int) -> NDArray[np.uint64]:
     """Returns an evenly distributed uint64 for each uint64, a function of it and the key."""
     # The finaliser of splitmix64: one changed bit of value or key changes half of the result's 64 bits.
     mixed = values * np.uint64(_STEP)
@@ -161,7 +160,7 @@ class Order:
         if self._runs is not None and self._missing:
             self._short_end = (self._runs.inverse(runs - 1) + 1) * self.run - self._missing
 
-    def numbers(self, first: int, stop: int) -> np.ndarray[Any, Any]:
+    def numbers(self, first: int, stop: int) -> NDArray[np.int64]:
         """Returns the numbers of the samples at positions `first` to `stop` (exclusive), as int64."""
         if not 0 <= first <= stop <= self.total:
             raise ValueError(f"positions {first} to {stop} are not within 0 to {self.total}")
@@ -173,5 +172,5 @@ class Order:
         slots, offsets = np.divmod(places, self.run)
         first_slot, last_slot = int(slots[0]), int(slots[-1])
         runs = self._runs.forward(np.arange(first_slot, last_slot + 1, dtype=np.uint64)).astype(np.int64)
-        numbers: np.ndarray[Any, Any] = runs[slots - first_slot] * self.run + offsets
+        numbers: NDArray[np.int64] = runs[slots - first_slot] * self.run + offsets
         return numbers

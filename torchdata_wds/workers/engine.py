@@ -15,7 +15,8 @@ from torchdata_wds.workers import graphs
 from torchdata_wds.workers.interrupts import interrupts_held
 from torchdata_wds.workers.ranks import RankDivision
 from torchdata_wds.workers.resume import signatures
-from torchdata_wds.workers.resume.checkpoints import Checkpoint, has_epoch, pack_runs, unpack_streams
+from torchdata_wds.workers.resume.checkpoints import Checkpoint, has_epoch, pack_runs, taken_by, unpack_streams
+from torchdata_wds.workers.resume.job_order import JobOrder, check_kind, find_order
 from torchdata_wds.workers.resume.stream import WorkerFunctions
 from torchdata_wds.workers.skips import EpochSkips
 
@@ -52,6 +53,7 @@ class Engine:
         self._begun = 0  # the same, without one in whose `begin` Ctrl-C came or a worker was found dead
         self.in_epoch = False
         self.skips = EpochSkips()
+        self.order: JobOrder | None = None  # the global order that the graph follows, if it does
         self.graph: Any = None  # a RunningGraph, once the work is divided
         self._functions = functions
         self._promised: int | None = None
@@ -68,13 +70,17 @@ class Engine:
 
         `length` is how many items an epoch should have.
         """
+        self.order = find_order(datapipe)
+        check_kind(restored, self.order)
         self._signature = self._describe(datapipe)
         if restored is not None and restored.signature:  # without one, no epoch had begun
             shards = signatures.describe_shards(*graphs.find_branches(datapipe))
             signatures.check_signature(restored.signature, {**self._signature, **shards})
         self._restored = restored
         self._promised = graphs.promised_length(datapipe) if length is None else length
-        self.ranks.divide(datapipe, is_seeded=self.seed is not None)
+        self.ranks.divide(
+            datapipe, is_seeded=self.seed is not None or (self.order is not None and self.order.is_seeded)
+        )
         with interrupts_held():  # a partly divided graph could not be divided again
             graph = graphs.RunningGraph(datapipe, self._functions)
             if self.num_workers and not graphs.runs_once(datapipe):
@@ -93,7 +99,9 @@ class Engine:
             before = restored.epoch - restored.in_epoch
             self._stream_seeds = restored.stream_seeds
         self.epoch = self._begun = before if epoch is None else epoch
-        if self.seed is None:
+        if self.order is not None:
+            seeds = self.order.begin(self.epoch, restored, lambda: self._order_seed(draw))
+        elif self.seed is None:
             self._drawn, drawn = draw(restored.generator if restored is not None and restored.in_epoch else None)
             seeds = self._agree(drawn)
         else:
@@ -103,7 +111,7 @@ class Engine:
         self._shards = None
         graph = self.graph
         self.skips.begin(graph)
-        self._stream_seeds = self._stream_seeds or seeds
+        self._stream_seeds = seeds if self.order is not None else self._stream_seeds or seeds
         graph.end._number_of_samples_yielded = 0
         # A number that no worker has, so that random stages after .join_workers() have an order of their own.
         seed_graph(graph.end, seeds, max(graph.workers, 1))
@@ -111,7 +119,9 @@ class Engine:
             if self.epoch > 1 and restored is None and has_epoch(graph.end, run):
                 continue  # wds_epoch in the main process takes more of the workers' running stream
             streams = run.streams.next_epoch() if was_left_early else run.streams
-            if restored is not None and restored.streams is not None:
+            if self.order is not None:
+                streams = self.order.streams(max(graph.workers, 1))
+            elif restored is not None and restored.streams is not None:
                 streams = unpack_streams(graph.part(), restored.streams, self._stream_seeds, self.epoch)
             streams.epoch = self.epoch - 1
             run.begin(graph.seeds_of(number, seeds), streams)
@@ -158,6 +168,8 @@ class Engine:
         """
         if self._restored is not None:
             return self._restored
+        if self.order is not None:
+            return self._order_checkpoint(self.order, delivered)
         if self._shards is None:
             self._shards = signatures.without_lists(signatures.describe_shards(*self.graph.branches))
         graph = self.graph
@@ -177,6 +189,16 @@ class Engine:
             self._stream_seeds,
             pack_runs(graph.end, graph.runs, graph.part(), in_epoch=self.in_epoch, delivered=delivered),
         )
+
+    def _order_checkpoint(self, order: JobOrder, delivered: int | None) -> Checkpoint:
+        if self._begun != self.epoch or not self.in_epoch:
+            return Checkpoint({}, self._begun, False, None, None, None, order.state(0))
+        run = self.graph.runs[0]
+        items = run.streams.taken_for(taken_by(self.graph.end, run, delivered))
+        return Checkpoint({}, self.epoch, True, None, None, None, order.state(items))
+
+    def _order_seed(self, draw: Draw) -> int:
+        return self._agree(draw(None)[1])[0] if self.seed is None else self.seed
 
     def close(self) -> None:
         """Ends the workers; idempotent."""

@@ -25,6 +25,7 @@ from torchdata_wds.workers.processes.pool import WorkerPool
 from torchdata_wds.workers.processes.worker import WorkerGraph
 from torchdata_wds.workers.ranks import ranks_of
 from torchdata_wds.workers.resume.checkpoints import Streams
+from torchdata_wds.workers.resume.ordered import Gap
 from torchdata_wds.workers.resume.planner import find_chain, is_torchdata
 from torchdata_wds.workers.resume.stream import Stream, WorkerFunctions
 from torchdata_wds.workers.skips import SkipWatch
@@ -135,7 +136,10 @@ class LocalIterDataPipe(WdsPipe[Any]):
             try:
                 for item in items:
                     streams.taken += 1
-                    yield item
+                    if type(item) is not Gap:
+                        yield item
+                    else:
+                        streams.note_gap()
             except KeyboardInterrupt:
                 self.was_interrupted = True
                 raise

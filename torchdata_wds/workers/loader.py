@@ -16,9 +16,10 @@ from torchdata_wds.pipes.seeds import Seeds
 from torchdata_wds.workers import accelerate, graphs, lightning
 from torchdata_wds.workers.engine import Engine
 from torchdata_wds.workers.lengths import items_per_epoch
-from torchdata_wds.workers.resume.checkpoints import Checkpoint
+from torchdata_wds.workers.resume.checkpoints import Checkpoint, OrderState
+from torchdata_wds.workers.resume.job_order import find_order
 from torchdata_wds.workers.resume.stream import WorkerFunctions, checked_function
-from torchdata_wds.workers.running_epoch import Epoch
+from torchdata_wds.workers.running_epoch import Epoch, LoaderIterator
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -219,14 +220,17 @@ class WdsLoader(Generic[T]):
         """Returns where the loader is: after the last item delivered, or between epochs.
 
         The state is a small dict of plain values, which ``torch.load``, JSON and torch.distributed.checkpoint take.
-        Each rank saves its own. In checkpoints of Lightning and Accelerate, which only rank 0 writes, it holds those of
+        Each rank saves its own; that of a graph with ``load_in_order`` is the same on all ranks. In checkpoints of Lightning and Accelerate, which only rank 0 writes, it holds those of
         all ranks; in Lightning's, the position is after the last batch trained on.
 
         Raises:
             RuntimeError: if a stage in the main process may hold items back, so that the position is unknown.
         """
         position = lightning.position()
-        state = self._checkpoint(position).to_plain()
+        checkpoint = self._checkpoint(position)
+        state = checkpoint.to_plain()
+        if checkpoint.order is not None:
+            return state  # the same on all ranks
         is_shared = position is not None or accelerate.is_saving()
         return lightning.gathered(state) if is_shared else state
 
@@ -258,13 +262,64 @@ class WdsLoader(Generic[T]):
         Raises:
             ValueError: if this is not a state of a WdsLoader.
         """
+        self._restore(Checkpoint.from_plain(lightning.own_state(state_dict)))
+
+    def _restore(self, restored: Checkpoint) -> None:
         self._check_open()
-        restored = Checkpoint.from_plain(lightning.own_state(state_dict))
         self._leave()
         if self._engine.graph is not None:
             self._engine.close()
             self._engine = self._new_engine()
         self._running, self._restored, self._next_epoch, self._is_paused = None, restored, None, False
+
+    @property
+    def position(self) -> int:
+        """How many samples of the running epoch are done, over all ranks, in a graph with ``load_in_order``.
+
+        It is a whole number of steps: in each, every rank delivers one item. Between epochs it is 0.
+
+        Raises:
+            TypeError: if the graph has no global order.
+        """
+        self._check_order("position")
+        state = self._checkpoint(None)
+        return state.order.position if state.order is not None and state.in_epoch else 0
+
+    def seek(self, position: int) -> None:
+        """Makes the next iteration begin at a position of the running epoch, or of the next one between epochs.
+
+        All ranks must seek the same position. The seed stays; the current iterator ends.
+
+        Example:
+            >>> import tarfile
+            >>> from torch.utils.data.datapipes.iter import IterableWrapper
+            >>> from torchdata_wds import WdsLoader
+            >>> with tarfile.open("three.tar", "w") as tar:
+            ...     for key in "abc":
+            ...         tar.addfile(tarfile.TarInfo(f"{key}.txt"))
+            >>> loader = WdsLoader(IterableWrapper(["three.tar"]).load_in_order(shuffle=False))
+            >>> loader.seek(2)
+            >>> [sample["__key__"] for sample in loader]
+            ['c']
+
+        Args:
+            position: How many samples to leave out, from 0.
+
+        Raises:
+            TypeError: if the graph has no global order, or `position` is not a whole number.
+            ValueError: if `position` is negative; at the next iteration, if the epoch has fewer samples.
+        """
+        self._check_order("seek()")
+        position = checked_int("position", position, 0)
+        state = self._checkpoint(None)
+        number = state.epoch - state.in_epoch
+        seed = None if state.order is None else state.order.seed
+        order = OrderState("", seed, position)
+        self._restore(Checkpoint({}, number + bool(position), bool(position), None, None, None, order))
+
+    def _check_order(self, what: str) -> None:
+        if find_order(self.pipe) is None:
+            raise TypeError(f"{what} needs a graph that begins with load_in_order or IndexedMix")
 
     def skipped(self, *, by_rule: bool = False) -> dict[str, dict[str, int]]:
         """Counts what the stages skipped in the running or last epoch; see `WorkersReadingService.skipped`."""
@@ -285,46 +340,6 @@ class WdsLoader(Generic[T]):
     def __getstate__(self) -> dict[str, Any]:
         # A copy has not begun an epoch.
         return {**vars(self), "_engine": self._new_engine(), "_running": None, "_is_paused": False}
-
-
-class LoaderIterator(Iterator[T]):
-    """Yields the items of one epoch of a `WdsLoader`; can pause after a number of them."""
-
-    def __init__(self, loader: WdsLoader[T], epoch: Epoch[T]) -> None:
-        self._loader = loader
-        self._epoch = epoch
-        self._limit: int | None = None
-        self._since = 0  # items since the limit was set, or reached
-
-    def __next__(self) -> T:
-        loader, epoch = self._loader, self._epoch
-        if epoch.is_over or (loader._is_paused and not epoch.is_left):
-            raise StopIteration
-        try:
-            item = epoch.take()
-        except StopIteration:
-            loader._engine.end()
-            raise
-        self._since += 1
-        if self._since == self._limit:
-            self._since = 0
-            loader._is_paused = True
-            loader._engine.pause()
-        return item
-
-    def limit(self, n: int | None) -> None:
-        """Pauses after the next n items, and again n items after each `resume`; None removes the limit.
-
-        While paused, iteration stops at once, no thread of the main process runs, and the state stays the same.
-        """
-        self._limit = None if n is None else checked_int("n", n, 1)
-        self._since = 0
-
-    def resume(self) -> None:
-        """Lets the iterator continue after the limit was reached."""
-        if self._loader._is_paused and not self._epoch.is_left:
-            self._loader._is_paused = False
-            self._loader._engine.resume()
 
 
 def _draw(saved: Any) -> tuple[Any, Seeds]:

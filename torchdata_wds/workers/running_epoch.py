@@ -5,12 +5,16 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterator
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import torch
 from torch.utils.data._utils.pin_memory import pin_memory
 
+from torchdata_wds.checks import checked_int
 from torchdata_wds.workers.device import DeviceItems, PinnedItems
+
+if TYPE_CHECKING:
+    from torchdata_wds.workers.loader import WdsLoader
 
 T = TypeVar("T")
 
@@ -85,3 +89,43 @@ class Epoch(Generic[T]):
         source, self.source = self.source, iter(())
         self._items = iter(())  # without references, a generator in this process closes its files
         return source
+
+
+class LoaderIterator(Iterator[T]):
+    """Yields the items of one epoch of a `WdsLoader`; can pause after a number of them."""
+
+    def __init__(self, loader: WdsLoader[T], epoch: Epoch[T]) -> None:
+        self._loader = loader
+        self._epoch = epoch
+        self._limit: int | None = None
+        self._since = 0  # items since the limit was set, or reached
+
+    def __next__(self) -> T:
+        loader, epoch = self._loader, self._epoch
+        if epoch.is_over or (loader._is_paused and not epoch.is_left):
+            raise StopIteration
+        try:
+            item = epoch.take()
+        except StopIteration:
+            loader._engine.end()
+            raise
+        self._since += 1
+        if self._since == self._limit:
+            self._since = 0
+            loader._is_paused = True
+            loader._engine.pause()
+        return item
+
+    def limit(self, n: int | None) -> None:
+        """Pauses after the next n items, and again n items after each `resume`; None removes the limit.
+
+        While paused, iteration stops at once, no thread of the main process runs, and the state stays the same.
+        """
+        self._limit = None if n is None else checked_int("n", n, 1)
+        self._since = 0
+
+    def resume(self) -> None:
+        """Lets the iterator continue after the limit was reached."""
+        if self._loader._is_paused and not self._epoch.is_left:
+            self._loader._is_paused = False
+            self._loader._engine.resume()

@@ -85,7 +85,7 @@ class ShardSplitterIterDataPipe(WdsPipe[ShardSlice]):
                 "and .resample_shards()"
             )
         # Services set the place on the native filter, and give all consumers equal seeds upstream of it.
-        self.source_datapipe: Any = _AgreedIterDataPipe(source_datapipe).sharding_filter()
+        self.source_datapipe: Any = AgreedIterDataPipe(source_datapipe).sharding_filter()
         self.index = shard_counts(index)
         self.even = even
         self.storage_options = storage.StorageOptions(storage_options, rewrite=rewrite)
@@ -147,7 +147,7 @@ class ShardSplitterIterDataPipe(WdsPipe[ShardSlice]):
         )
 
 
-class _AgreedIterDataPipe(WdsPipe[Any], Seeded):
+class AgreedIterDataPipe(WdsPipe[Any], Seeded):
     """Passes items through, and holds the seed that all consumers share: services seed equally above a filter."""
 
     repeats_shards = True
@@ -162,6 +162,11 @@ class _AgreedIterDataPipe(WdsPipe[Any], Seeded):
             self._seed.epoch += 1
             return random.Random(f"unseeded/{self._seed.epoch}/split_shards")
         return self._seed.begin_epoch("split_shards", Place())
+
+    def begin_order(self) -> tuple[int | None, int]:
+        """Returns the seed that all consumers share, None if there is none, and the number of the epoch."""
+        self._seed.epoch += 1
+        return self._seed.seed, self._seed.epoch - 1
 
     def __iter__(self) -> Iterator[Any]:
         yield from self.source_datapipe

@@ -23,6 +23,7 @@ from torchdata_wds.workers.interrupts import interrupts_held
 from torchdata_wds.workers.processes.link import END, WorkerLink
 from torchdata_wds.workers.processes.worker import GRACE, Failure, NoticeBoard, Order, WorkerGraph
 from torchdata_wds.workers.resume.checkpoints import Streams
+from torchdata_wds.workers.resume.ordered import Gap
 from torchdata_wds.workers.resume.stream import Point
 
 
@@ -180,10 +181,13 @@ class WorkerPool(WdsPipe[Any]):
                         streams.turns.note_end(streams.taken, turns.popleft())
                     elif type(item) is not Failure:
                         streams.taken += 1
+                        if type(item) is Gap:
+                            streams.note_gap()
                 if type(item) is Failure:
                     item.reraise()
                 if item is not END:
-                    yield item
+                    if type(item) is not Gap:
+                        yield item
                     turns.rotate(-1)
         except KeyboardInterrupt:
             self.was_interrupted = True

@@ -10,6 +10,7 @@ import base64
 import json
 import logging
 import zlib
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -72,7 +73,16 @@ class Streams:
         self.turns = Turns([0] * workers, range(workers))  # whose turn it is, and what each had yielded before
         self.facts = [Facts([PassBegun(0, 0)]) for _ in range(workers)] if facts is None else facts
         self.taken = 0  # items taken from all workers since the epoch began or was resumed
+        self._gaps: list[int] = []  # how many items had come before each item that was left out
         self.continues = continues  # whether streams run across epochs, cut by ``wds_epoch``
+
+    def note_gap(self) -> None:
+        """Notes that the item taken last was left out."""
+        self._gaps.append(self.taken - 1 - len(self._gaps))
+
+    def taken_for(self, items: int) -> int:
+        """Returns how many items, with those left out, were taken when `items` had come."""
+        return items + bisect_left(self._gaps, items)
 
     def points(self) -> list[Point | None]:
         """Returns where each worker's stream resumes; None for one that begins."""
@@ -101,6 +111,14 @@ _OTHER_VERSION = (
 )
 
 
+class OrderState(NamedTuple):
+    """Where a job is in its global order; the same on all ranks."""
+
+    index: str  # the digest of what the order follows from; "" if that is not to be compared
+    seed: int | None  # None if it is the loader's
+    position: int  # how many samples of the epoch are done, over all ranks
+
+
 class Checkpoint(NamedTuple):
     """The state of a loader, in plain values only, so that it stays the same through JSON and ``torch.load``."""
 
@@ -110,9 +128,14 @@ class Checkpoint(NamedTuple):
     generator: Any  # the loader's own source of seeds at the start of that epoch
     stream_seeds: Seeds | None  # those of the epoch in which the streams began; None before the first
     streams: Any  # their positions; None if the next epoch starts them anew
+    order: OrderState | None = None  # in place of the three before, if the graph follows a global order
 
     def to_plain(self) -> dict[str, Any]:
         """Returns the state as a flat dict with constant keys."""
+        if self.order is not None:
+            index, seed, position = self.order
+            place = {"epoch": self.epoch - self.in_epoch, "position": position if self.in_epoch else 0}
+            return {"version": UNSTARTED["version"], "index": index, "seed": seed, **place}
         # Outside of "state" is what people want to read. "item" counts those delivered in the epoch, over all workers.
         inside = {name: value for name, value in self._asdict().items() if name not in UNSTARTED}
         return {
@@ -129,6 +152,8 @@ class Checkpoint(NamedTuple):
         if not isinstance(plain, Mapping):
             raise _no_state(f"expected a dict, got {type(plain).__name__}")
         _check_version({"version": "older"} if "version" not in plain and "signature" in plain else plain)
+        if "position" in plain:
+            return cls._in_order(plain)
         for name, example in UNSTARTED.items():
             if name not in plain:
                 raise _no_state(f"it has no {name!r}")
@@ -143,6 +168,17 @@ class Checkpoint(NamedTuple):
             raise _no_state(f"its text is damaged ({error})") from error
         return cls._checked({**_uncompressed(data), **{name: plain[name] for name in UNSTARTED}})
 
+    @classmethod
+    def _in_order(cls, plain: Mapping[str, Any]) -> Checkpoint:
+        index, seed, epoch, position = (plain.get(name) for name in ("index", "seed", "epoch", "position"))
+        if not isinstance(index, str) or not all(type(number) is int and number >= 0 for number in (epoch, position)):
+            raise _no_state("it has no 'index', 'epoch' or 'position' that could be resumed")
+        if seed is not None and (type(seed) is not int or seed < 0):
+            raise _no_state(f"'seed' is {seed!r}")
+        assert type(epoch) is int and type(position) is int
+        in_epoch = position > 0
+        return cls({}, epoch + in_epoch, in_epoch, None, None, None, OrderState(index, seed, position))
+
     def dump(self) -> bytes:
         """Returns the state as bytes."""
         return _compressed({"version": UNSTARTED["version"], **self._asdict()})
@@ -156,6 +192,8 @@ class Checkpoint(NamedTuple):
     def _checked(cls, values: Mapping[str, Any]) -> Checkpoint:
         found: list[Any] = [values.get(name) for name in cls._fields]
         state = cls(*found)
+        if state.order is not None:
+            state = state._replace(order=OrderState(*state.order))
         seeds, streams = state.stream_seeds, state.streams
         is_state = isinstance(state.signature, dict) and type(state.epoch) is int and type(state.in_epoch) is bool
         is_state = is_state and state.epoch >= state.in_epoch

@@ -165,6 +165,8 @@ def find_chain(end: IterDataPipe[Any]) -> Chain:
         elif "skipped" in vars(pipe):
             counted.append(pipe)
         ((pipe, sources),) = sources.values()
+    if said_by(pipe, "is_ordered"):  # it resumes by position
+        return Chain([*counted, pipe], steps, None, epochs, f"{short_name(pipe)} has no shards to skip", draws, private)
     return Chain(counted, steps, pipe, epochs, _obstacle_above(pipe, sources), draws, private)
 
 

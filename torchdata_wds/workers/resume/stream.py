@@ -7,7 +7,8 @@ import hashlib
 import logging
 import random
 from collections.abc import Callable, Generator, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager, nullcontext
+from functools import partial
 from itertools import count, islice
 from typing import Any, NamedTuple
 
@@ -22,8 +23,10 @@ from torchdata_wds.errors import ShardListError
 from torchdata_wds.handlers import reraise_exception
 from torchdata_wds.pipes.chain_text import short_name
 from torchdata_wds.pipes.division import check_division
+from torchdata_wds.pipes.order.ordered_pipe import OrderPoint
 from torchdata_wds.pipes.resume_facts import Fact, Facts, SkipNotice, Wanted, Watch
 from torchdata_wds.pipes.seeds import Seeds, mix, seed_graph
+from torchdata_wds.workers.resume.ordered import find_source, ordered_items
 from torchdata_wds.workers.resume.planner import Chain, find_chain
 from torchdata_wds.workers.skips import SkipWatch
 
@@ -186,7 +189,9 @@ class Stream:
             self._watch.facts.extend(self._skips.news(is_first=self._worker == 0))
         return self._watch.take()
 
-    def items(self, seeds: Seeds, worker: int, point: Point | None, epoch: int) -> Generator[Any, None, None]:
+    def items(
+        self, seeds: Seeds, worker: int, point: Point | OrderPoint | None, epoch: int
+    ) -> Generator[Any, None, None]:
         """Yields the items of an epoch, from `point` onward if given; `seeds` are the shared one and its own."""
         chain = self.chain
         if not self._is_checked:
@@ -194,6 +199,9 @@ class Stream:
             check_division(self._datapipe)
         self._watch.epoch = epoch
         self._worker = worker
+        if isinstance(point, OrderPoint):
+            yield from self._ordered(seeds, worker, point)
+            return
         if not chain.epochs:
             self.facts()  # drops those of an earlier epoch
         own = OwnGenerators() if self._keeps_apart and chain.draws else None
@@ -222,6 +230,25 @@ class Stream:
                 if number >= taken:  # earlier ones are made again and dropped
                     yield found.pop()
 
+    def _ordered(self, seeds: Seeds, worker: int, point: OrderPoint) -> Iterator[Any]:
+        """Yields the items of an epoch that follows a global order."""
+        self.facts()  # drops those of an earlier epoch
+        self._seed_and_reset(seeds, worker)
+        chain = self.chain
+        own = OwnGenerators() if self._keeps_apart and chain.draws else None
+        # By position, so that an augmentation draws the same for a sample on every grid.
+        reseed = partial(seed_generators, point.seed, "epoch", point.epoch, "position") if chain.draws else None
+        apart = own.in_use if own else nullcontext
+        with closing(ordered_items(self._datapipe, find_source(self._datapipe), point, reseed, apart)) as items:
+            yield from items
+
+    def _seed_and_reset(self, seeds: Seeds, worker: int) -> None:
+        self._seed_graph(self._datapipe, seeds, worker)
+        if self._reset is not None:
+            found = self._reset(self._datapipe, seeds, worker)
+            if found is not self._datapipe:
+                self._datapipe, self._chain = found, None
+
     def _tell_of_fewer(self, made: int, taken: int) -> None:
         """Raises if an epoch ends before the item it was to resume at; only warns if chance may explain that."""
         message = (
@@ -248,11 +275,7 @@ class Stream:
             self._seed_graph(self._datapipe, point.stream_seeds, worker)
             for counter in chain.epochs:
                 counter.begin_stream()
-        self._seed_graph(self._datapipe, seeds, worker)
-        if self._reset is not None:
-            found = self._reset(self._datapipe, seeds, worker)
-            if found is not self._datapipe:
-                self._datapipe, self._chain = found, None
+        self._seed_and_reset(seeds, worker)
         chain = self.chain
         if chain.draws and chain.epochs:
             stream_seed = self._stream_seeds[1]

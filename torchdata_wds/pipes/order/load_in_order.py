@@ -1,0 +1,158 @@
+"""Shard URLs to samples in one global order, whatever the grid of ranks and workers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+from torchdata_wds import storage
+from torchdata_wds.checks import check_choice, check_count, check_flags, checked_int
+from torchdata_wds.consumers import find_sharder
+from torchdata_wds.errors import ShardListError
+from torchdata_wds.format.index.dataset import DatasetIndex
+from torchdata_wds.format.index.lookup import find_index
+from torchdata_wds.format.index.samples import SampleReader
+from torchdata_wds.format.samples.names import grouping_rules
+from torchdata_wds.handlers import Handler, reraise_exception
+from torchdata_wds.option_types import Even, OnDuplicate
+from torchdata_wds.pipes.base import Pipe, in_order, register
+from torchdata_wds.pipes.order.ordered_pipe import Contents, OrderedPipe
+from torchdata_wds.pipes.order.permutation import Order
+from torchdata_wds.pipes.order.reading import Lookup
+from torchdata_wds.storage.ranges import ShardRanges
+from torchdata_wds.storage.urls import check_letter
+
+_REMOTE_PIECES = 8  # how many pieces of remote shards are read ahead by default
+
+
+@register("load_in_order")
+class OrderedLoaderIterDataPipe(OrderedPipe):
+    """Loads samples in one global order (functional name: ``load_in_order``).
+
+    It stands directly after the list of shards, in place of shuffles, ``sharding_filter``, ``load_wds_shards`` and
+    ``group_by_key``. The shards' index numbers all samples; runs of `run` neighbours are shuffled over the whole data
+    set, anew in each epoch. Position p of an epoch has the same sample for any number of ranks and workers, and any
+    batch size: `WdsLoader`, `WorkersReadingService` and `StatefulPipeline` deal batches to ranks and workers in turn,
+    and their states resume on any other grid.
+
+    Under those, only stages may follow that yield one item for each, and ``.batch``. A sample that a handler skips
+    makes its batch shorter; all others stay where they are. Under torch's own loaders each sample comes once per epoch
+    too, but the order depends on the grid.
+
+    Args:
+        source_datapipe: Yields URLs (str or Path) of uncompressed shards, in the same order in each epoch.
+        index: Where the samples are. ``"auto"``: the indexes beside the shards, if they are of this version of the
+            shards, else a scan of the headers, which is kept in the user's cache folder. True: the indexes beside the
+            shards. A path or URL: a packed index, a folder of indexes, or a ``wids`` list. Or a dict from URL to
+            `ShardIndex`, or a `DatasetIndex`.
+        index_dir: Another folder to look for indexes in, and to keep scans in.
+        shuffle: Whether to shuffle; False yields the samples as they lie in the shards.
+        run: How many neighbours stay together; they are read at once. 1 shuffles perfectly.
+        even: What to do if the samples do not divide by the number of ranks: ``"drop"`` leaves out up to ranks - 1,
+            ``"pad"`` repeats up to ranks - 1, marked ``__pad__: True``. None gives the first ranks more.
+        seed: Determines the order; None takes that of the loader.
+        block: Under loaders of other packages: how many samples to take from one place before the next consumer's turn,
+            best the batch size.
+        keys: The rule for names, as in ``group_by_key``; the index must have been made with it.
+        lowercase, fields, on_duplicate: As in ``group_by_key``.
+        cache: A folder for local copies of remote shards, made when first needed; None reads parts of shards.
+        read_ahead: How many runs to read before their turn, in threads. None is 0 for local shards, and 8 for others.
+        storage_options, rewrite: As in ``list_shards``.
+        handler: Called for each sample that cannot be read (ShardOpenError), is damaged or not what the index says
+            (ShardFormatError), or is refused as by ``group_by_key`` (SampleError).
+
+    Yields:
+        dict: ``__key__`` (str), ``__url__`` (str), and bytes by field.
+
+    Raises:
+        ShardListError: if there is no shard, a rank would get no sample, or a shard has no index.
+        ShardFormatError: if an index is damaged, or another version's.
+
+    Example:
+        >>> import tarfile
+        >>> from torch.utils.data.datapipes.iter import IterableWrapper
+        >>> with tarfile.open("three.tar", "w") as tar:
+        ...     for key in "abc":
+        ...         tar.addfile(tarfile.TarInfo(f"{key}.txt"))
+        >>> pipe = IterableWrapper(["three.tar"]).load_in_order(run=1, seed=7)
+        >>> sorted(sample["__key__"] for sample in pipe)
+        ['a', 'b', 'c']
+    """
+
+    def __init__(
+        self,
+        source_datapipe: Pipe,
+        *,
+        index: Any = "auto",
+        index_dir: str | os.PathLike[str] | None = None,
+        shuffle: bool = True,
+        run: int = 16,
+        even: Even = None,
+        seed: int | None = None,
+        block: int = 1,
+        keys: Literal["first_dot", "last_dot"] = "first_dot",
+        lowercase: bool = True,
+        fields: Iterable[str] | str | None = None,
+        on_duplicate: OnDuplicate = "error",
+        cache: str | os.PathLike[str] | None = None,
+        read_ahead: int | None = None,
+        storage_options: Mapping[str, Mapping[str, Any]] | None = None,
+        rewrite: str | Mapping[str, str] | storage.RewriteRules | None = None,
+        handler: Handler = reraise_exception,
+    ) -> None:
+        check_flags(shuffle=shuffle, lowercase=lowercase)
+        check_count("run", run, 1)
+        check_count("block", block, 1)
+        check_choice("keys", keys, ("first_dot", "last_dot"))
+        if even not in (None, "drop", "pad"):
+            raise ValueError(f"even must be 'drop', 'pad' or None, not {even!r}")
+        if read_ahead is not None:
+            check_count("read_ahead", read_ahead, 0)
+        fields = fields if fields is None or isinstance(fields, str) else in_order(fields)
+        grouping_rules(keys, lowercase, fields, on_duplicate)
+        if (sharder := find_sharder(source_datapipe)) is not None:
+            raise ValueError(
+                f"load_in_order divides the samples among workers and ranks, and a {sharder} before it has divided the "
+                "shards already: drop it"
+            )
+        seed = None if seed is None else checked_int("seed", seed, 0, 2**64 - 1)
+        super().__init__(source_datapipe, handler, even=even, seed=seed, block=block, read_ahead=read_ahead)
+        self.index, self.index_dir = index, index_dir
+        self.shuffle, self.run = shuffle, run
+        self.keys, self.lowercase, self.fields, self.on_duplicate = keys, lowercase, fields, on_duplicate
+        self.cache = cache
+        self.storage_options = storage.StorageOptions(storage_options, rewrite=rewrite)
+        self.rewrite = self.storage_options.rewrite
+        self._ranges = ShardRanges(self.storage_options, cache=cache)
+
+    def contents(self) -> Contents:
+        """Reads the list of shards, and finds their index."""
+        urls = [_as_url(item) for item in self._agreed().source_datapipe]
+        options = {"index_dir": self.index_dir, "keys": self.keys, "storage_options": self.storage_options}
+        index: DatasetIndex = find_index(urls, self.index, **options)
+        return Contents((index,), len(index), f"{index.digest}-{self.run if self.shuffle else 0}")
+
+    def _lookup(self, contents: Contents, seed: int, epoch: int) -> Lookup:
+        order = Order(contents.total, run=self.run, shuffle=self.shuffle, seed=seed, epoch=epoch)
+        return lambda first, stop: (None, order.numbers(first, stop))
+
+    def _readers(self, contents: Contents) -> list[SampleReader]:
+        options: dict[str, Any] = {name: getattr(self, name) for name in ("lowercase", "fields", "on_duplicate")}
+        return [SampleReader(contents.indexes[0], self._ranges, **options)]
+
+    def _ahead(self, contents: Contents) -> int:
+        shards = contents.indexes[0].shards
+        return 0 if all(self._ranges.is_local(shard.url) for shard in shards) else _REMOTE_PIECES
+
+
+def _as_url(item: Any) -> str:
+    if isinstance(item, (str, os.PathLike)):
+        url = os.fspath(item)
+        if isinstance(url, str):
+            check_letter(url, "load_in_order got the shard")
+            return url
+    raise ShardListError(
+        f"load_in_order got {type(item).__name__} {storage.mask_item(item)}; it takes URLs (str or Path). Lists of "
+        "patterns go through .list_shards() first; instead of .cache_shards(folder) write cache=folder"
+    )

@@ -1,0 +1,145 @@
+"""The global order that a graph follows, and where a job is in it: the state that all ranks share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from torch.utils.data import IterDataPipe
+from torch.utils.data.datapipes.iter import Batcher
+
+from torchdata_wds.pipes.chain_text import form_name, sources_of, stages_of
+from torchdata_wds.pipes.order.blocks import step_end
+from torchdata_wds.pipes.order.ordered_pipe import Contents, OrderedPipe, OrderPoint
+from torchdata_wds.pipes.resume_facts import said_by
+from torchdata_wds.pipes.seeds import Seeds
+from torchdata_wds.workers.resume.checkpoints import Checkpoint, OrderState, Streams
+from torchdata_wds.workers.resume.planner import is_one_to_one, is_torchdata
+
+_CURES = {
+    "filter": "write .wds_map(f), where f returns None for a sample to leave out: its batch gets shorter, and all others "
+    "stay as they are",
+    "shuffle": "drop it: load_in_order shuffles, and run=1 shuffles perfectly",
+    "wds_shuffle": "drop it: load_in_order shuffles, and run=1 shuffles perfectly",
+    "sharding_filter": "drop it: load_in_order divides the samples itself",
+    "wds_epoch": "drop it: an epoch is one pass over the samples; the iterator's limit(n) pauses after n items",
+    "wds_mix": "mix the sets with IndexedMix",
+    "mux": "mix the sets with IndexedMix",
+    "prefetch": "drop it: workers make items ahead, and read_ahead= reads ahead",
+    "cache_samples": "drop it: cache= of load_in_order keeps copies of shards",
+}
+_OTHER_CURE = "write a stage that yields one item for each, such as .map(f) or .wds_map(f)"
+
+
+class OrderedStreams(Streams):
+    """The streams of a rank's workers, which all begin at one position."""
+
+    def __init__(self, workers: int, point: OrderPoint) -> None:
+        super().__init__(workers)
+        self.point = point
+
+    def points(self) -> list[Any]:
+        """Returns where each worker begins."""
+        return [self.point] * len(self.facts)
+
+
+class JobOrder:
+    """The order that a loader's graph follows, and where the job is in it."""
+
+    def __init__(self, pipe: OrderedPipe, block: int) -> None:
+        self.pipe, self.block = pipe, block
+        self.seed: int | None = None  # that of the running epoch
+        self._contents: Contents | None = None
+        self._base = self._ranks = 0
+
+    @property
+    def is_seeded(self) -> bool:
+        """Whether the order has a seed of its own."""
+        return self.pipe.seed is not None
+
+    def begin(self, number: int, restored: Checkpoint | None, draw: Callable[[], int]) -> Seeds:
+        """Begins epoch `number`; `draw` returns the loader's seed, drawn if it has none. Returns the epoch's seeds."""
+        state = None if restored is None else restored.order
+        self._contents = contents = self.pipe.contents()
+        if state is not None:
+            _check_state(state, contents, self.pipe.seed)
+        if self.pipe.seed is not None:
+            self.seed = self.pipe.seed
+        elif state is not None and state.seed is not None:
+            self.seed = state.seed
+        elif self.seed is None:
+            self.seed = draw()
+        is_inside = restored is not None and restored.in_epoch and restored.epoch == number + 1
+        self._base = state.position if state is not None and is_inside else 0
+        self._ranks = self.pipe.grid().ranks
+        self.point = OrderPoint(contents, self.seed, number, self._base, self.block)
+        return self.point.stream_seeds
+
+    def streams(self, workers: int) -> OrderedStreams:
+        """Returns the streams of the epoch begun last."""
+        return OrderedStreams(workers, self.point)
+
+    def state(self, items: int) -> OrderState:
+        """Returns the state after `items` items on each rank since the epoch began or was resumed."""
+        assert self._contents is not None
+        position = step_end(self._contents.total, self._base, self._ranks, self.block, items)
+        return OrderState(self._contents.digest, self.seed, position)
+
+
+def check_kind(restored: Checkpoint | None, order: JobOrder | None) -> None:
+    """Raises a ValueError if a state is a position in a global order and the graph follows none, or the reverse."""
+    if restored is None or (restored.order is None and not restored.signature):
+        return
+    if (restored.order is None) != (order is None):
+        has, lacks = ("a graph without", "has") if order is not None else ("one with", "does not have")
+        raise ValueError(
+            f"the state belongs to a different run and cannot be resumed here: it is that of {has} load_in_order, "
+            f"which this graph {lacks}"
+        )
+
+
+def _check_state(state: OrderState, contents: Contents, seed: int | None) -> None:
+    differences = []
+    if state.index and state.index != contents.digest:
+        differences.append(
+            f"the shards, their index, or the run= and shuffle= of the order: {state.index} then, {contents.digest} now"
+        )
+    if None not in (state.seed, seed) and state.seed != seed:
+        differences.append(f"seed: {state.seed} then, {seed} now")
+    if state.position > contents.total:
+        differences.append(f"position: {state.position:,}, and an epoch has {contents.total:,} samples now")
+    if differences:
+        raise ValueError(
+            "the state belongs to a different run and cannot be resumed here. Differences: " + "; ".join(differences)
+        )
+
+
+def find_order(end: IterDataPipe[Any]) -> JobOrder | None:
+    """Returns the order that a graph follows, None if it follows none.
+
+    Raises a ValueError that names a stage after the order which may yield more, fewer or other items than it takes.
+    """
+    if not any(said_by(stage, "is_ordered") for stage in stages_of(end)):
+        return None
+    block, pipe = 1, end
+    while not said_by(pipe, "is_ordered"):
+        sources = sources_of(pipe)
+        if len(sources) != 1:
+            raise _refused(pipe, "joins several streams", "put what it adds into the samples with .map(f)")
+        if type(pipe) is Batcher:
+            if not all(stage.is_replicable() for stage in stages_of(pipe) if hasattr(stage, "is_replicable")):
+                raise _refused(pipe, "runs in the main process", "put .batch(n) before .join_workers()")
+            block *= pipe.batch_size
+        elif not is_one_to_one(pipe) and not is_torchdata(pipe, "PinMemory"):
+            raise _refused(pipe, "may yield more, fewer or other items than it takes")
+        (pipe,) = sources
+    assert isinstance(pipe, OrderedPipe)
+    return JobOrder(pipe, block)
+
+
+def _refused(pipe: Any, why: str, cure: str = "") -> ValueError:
+    name = form_name(pipe)
+    return ValueError(
+        f"{name} {why}, so that it cannot follow load_in_order: its items could not be found again by their position. "
+        f"Instead, {cure or _CURES.get(name, _OTHER_CURE)}"
+    )

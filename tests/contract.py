@@ -10,7 +10,8 @@ from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from tests.kits.shards import text_samples, write_tar
-from torchdata_wds import wds_collate
+from torchdata_wds import ShardFormatError, ShardIndex, index_shard, wds_collate
+from torchdata_wds.format.index.dataset import DatasetIndex
 from torchdata_wds.format.tar.members import ShardMember
 
 SAMPLES = [
@@ -97,6 +98,15 @@ def _missing(folder: Path) -> list[str]:
     return [str(folder / "missing.tar"), shards(folder)[0]]
 
 
+def _other_sample(folder: Path, **options: Any) -> IterDataPipe[Any]:
+    """A shard whose first sample has another key than its index says."""
+    header, rows = (index := index_shard(shards(folder)[0], to=False)).header, index.dump().splitlines()[1:]
+    path = folder / "other.tar"
+    write_tar(path, [("s9-0.txt", b"text"), *text_samples("s0-", 4)[1:]])
+    index = ShardIndex(header._replace(bytes=None, tag=""), rows)
+    return items([str(path)]).load_in_order(index=DatasetIndex.of([(str(path), index)]), **options)
+
+
 BAD_FIELD = [{"__key__": "a", "__url__": "x.tar", "txt": b"\xff", "cls": b"no number"}, SAMPLES[0]]
 NO_FIELD = [{"__key__": "a", "__url__": "x.tar"}, SAMPLES[0]]
 MEMBERS = [
@@ -121,6 +131,13 @@ ROWS: dict[str, Row] = {
         opens=True,
         bad=lambda folder, handler: items(_missing(folder)).load_wds_shards(handler=handler),
         error=OSError,
+    ),
+    "load_in_order": Row(
+        lambda folder: items(shards(folder)).load_in_order(shuffle=False),
+        12,
+        opens=True,
+        bad=lambda folder, handler: _other_sample(folder, shuffle=False, handler=handler),
+        error=ShardFormatError,
     ),
     "group_by_key": Row(
         lambda folder: items(shards(folder)).load_wds_shards().group_by_key(),

@@ -23,6 +23,7 @@ from torchdata_wds.datasets.files import load_dataset
 from torchdata_wds.datasets.webdataset import WebDataset
 from torchdata_wds.errors import (
     CacheError,
+    ChangedShardError,
     DecodingError,
     DivisionError,
     DuplicateFieldError,
@@ -52,6 +53,7 @@ from torchdata_wds.handlers import (
 )
 from torchdata_wds.pipes import form_names as _form_names
 from torchdata_wds.pipes.base import WdsPipe
+from torchdata_wds.pipes.order.load_in_order import OrderedLoaderIterDataPipe as OrderedLoader
 from torchdata_wds.pipes.samples.cache_samples import SampleCacherIterDataPipe as SampleCacher
 from torchdata_wds.pipes.samples.collate import SampleUnbatcherIterDataPipe as SampleUnbatcher
 from torchdata_wds.pipes.samples.collate import wds_collate
@@ -97,7 +99,7 @@ __all__ = [
     # writing
     "TarWriter", "ShardWriter", "ShardInfo", "ShardIndex", "index_shard", "dali_index", "wids_index",
     # pipes, in the order of the functional forms' table in the README
-    "ShardLister", "ShardResampler", "ShardSplitter", "ShardCacher", "ShardLoader", "KeyGrouper", "SampleShuffler",
+    "ShardLister", "ShardResampler", "ShardSplitter", "ShardCacher", "ShardLoader", "KeyGrouper", "OrderedLoader", "SampleShuffler",
     "SampleDecoder", "DocumentInterleaver", "FieldRenamer", "FieldMapper", "KeyRenamer", "FieldTupler", "KeyExtractor",
     "TupleMapper", "WdsMapper", "StageComposer", "SampleUnbatcher", "SampleMixer", "EpochCounter", "SampleCacher",
     "CborShardLoader", "MsgpackShardLoader", "JoinWorkers", "SampleEncoder", "ShardSaver", "WdsPipe",
@@ -106,7 +108,7 @@ __all__ = [
     # exceptions
     "WdsError", "ShardListError", "ShardOpenError", "ShardFormatError", "SampleError", "DuplicateFieldError",
     "ReappearingKeyError", "MissingFieldError", "DecodingError", "EncodingError", "CacheError", "UnsafeDataError",
-    "SpecError", "DivisionError",
+    "SpecError", "DivisionError", "ChangedShardError",
 ]  # fmt: skip
 
 

@@ -220,8 +220,9 @@ class WdsLoader(Generic[T]):
         """Returns where the loader is: after the last item delivered, or between epochs.
 
         The state is a small dict of plain values, which ``torch.load``, JSON and torch.distributed.checkpoint take.
-        Each rank saves its own; that of a graph with ``load_in_order`` is the same on all ranks. In checkpoints of Lightning and Accelerate, which only rank 0 writes, it holds those of
-        all ranks; in Lightning's, the position is after the last batch trained on.
+        Each rank saves its own; with ``load_in_order``, those of all ranks are equal. In checkpoints of Lightning and
+        Accelerate, which only rank 0 writes, it holds those of all ranks; in Lightning's, the position is after the
+        last batch trained on.
 
         Raises:
             RuntimeError: if a stage in the main process may hold items back, so that the position is unknown.
@@ -262,6 +263,7 @@ class WdsLoader(Generic[T]):
         Raises:
             ValueError: if this is not a state of a WdsLoader.
         """
+        self._check_open()
         self._restore(Checkpoint.from_plain(lightning.own_state(state_dict)))
 
     def _restore(self, restored: Checkpoint) -> None:
@@ -274,13 +276,7 @@ class WdsLoader(Generic[T]):
 
     @property
     def position(self) -> int:
-        """How many samples of the running epoch are done, over all ranks, in a graph with ``load_in_order``.
-
-        It is a whole number of steps: in each, every rank delivers one item. Between epochs it is 0.
-
-        Raises:
-            TypeError: if the graph has no global order.
-        """
+        """How many samples of the running epoch all ranks have done, with ``load_in_order``; 0 between epochs."""
         self._check_order("position")
         state = self._checkpoint(None)
         return state.order.position if state.order is not None and state.in_epoch else 0
@@ -288,26 +284,8 @@ class WdsLoader(Generic[T]):
     def seek(self, position: int) -> None:
         """Makes the next iteration begin at a position of the running epoch, or of the next one between epochs.
 
-        All ranks must seek the same position. The seed stays; the current iterator ends.
-
-        Example:
-            >>> import tarfile
-            >>> from torch.utils.data.datapipes.iter import IterableWrapper
-            >>> from torchdata_wds import WdsLoader
-            >>> with tarfile.open("three.tar", "w") as tar:
-            ...     for key in "abc":
-            ...         tar.addfile(tarfile.TarInfo(f"{key}.txt"))
-            >>> loader = WdsLoader(IterableWrapper(["three.tar"]).load_in_order(shuffle=False))
-            >>> loader.seek(2)
-            >>> [sample["__key__"] for sample in loader]
-            ['c']
-
-        Args:
-            position: How many samples to leave out, from 0.
-
-        Raises:
-            TypeError: if the graph has no global order, or `position` is not a whole number.
-            ValueError: if `position` is negative; at the next iteration, if the epoch has fewer samples.
+        All ranks seek the same position, a number of samples from 0; a ValueError comes with the next iteration if the
+        epoch has fewer. The graph must begin with ``load_in_order``. The seed stays; the current iterator ends.
         """
         self._check_order("seek()")
         position = checked_int("position", position, 0)

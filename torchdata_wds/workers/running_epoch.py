@@ -5,16 +5,13 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from torchdata_wds.checks import checked_int
 from torchdata_wds.workers.device import DeviceItems, PinnedItems
-
-if TYPE_CHECKING:
-    from torchdata_wds.workers.loader import WdsLoader
 
 T = TypeVar("T")
 
@@ -94,7 +91,7 @@ class Epoch(Generic[T]):
 class LoaderIterator(Iterator[T]):
     """Yields the items of one epoch of a `WdsLoader`; can pause after a number of them."""
 
-    def __init__(self, loader: WdsLoader[T], epoch: Epoch[T]) -> None:
+    def __init__(self, loader: Any, epoch: Epoch[T]) -> None:
         self._loader = loader
         self._epoch = epoch
         self._limit: int | None = None

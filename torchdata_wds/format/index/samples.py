@@ -5,20 +5,20 @@ from __future__ import annotations
 import io
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from functools import partial
-from typing import Any, NamedTuple
+from functools import cached_property, partial
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from torchdata_wds.errors import ShardFormatError, ShardOpenError, WdsError
+from torchdata_wds.errors import ChangedShardError, ShardFormatError, ShardOpenError, WdsError
 from torchdata_wds.format.index.dataset import DatasetIndex, ShardEntry, key_check
-from torchdata_wds.format.index.slices import ChangedShardError, ShardSlice, slice_members
+from torchdata_wds.format.index.slices import ShardSlice, slice_members
 from torchdata_wds.format.samples.grouping import group_members, make_samples
 from torchdata_wds.format.samples.names import RESERVED_FIELDS, GroupingRules, grouping_rules, split_names
 from torchdata_wds.format.tar import ReadOptions, read_marked_members
 from torchdata_wds.format.tar.fast import find_members, read_plain_header
 from torchdata_wds.format.tar.headers import BLOCK, padding
-from torchdata_wds.format.tar.members import LocatedUrl, MemberRun, Unit
+from torchdata_wds.format.tar.members import MemberRun, Unit
 from torchdata_wds.handlers import warn_once
 from torchdata_wds.option_types import OnDuplicate
 from torchdata_wds.storage import mask_url, open_shard
@@ -28,7 +28,9 @@ from torchdata_wds.storage.ranges import ShardRanges
 Result = dict[str, Any] | Exception
 
 _LARGEST_PIECE = 16 << 20  # bytes that are read at once, unless a single sample is larger
-_FEW_SAMPLES = 8  # the headers of so many are read one by one; those of more as columns
+# Headers are read one by one, unless a piece has more than this many samples, of fewer bytes than this on average:
+# reading them as columns takes as long as 20 headers, and passes over all the bytes between them.
+_FEW_SAMPLES, _SMALL_SAMPLE = 16, 4096
 _CHECK = 0xFFFFFFFF  # the bits of a key's hash that the index keeps beside each sample
 _CURE = "Make the index again: wds index --force, or index_shard"
 
@@ -64,19 +66,15 @@ class SampleReader:
         on_duplicate: OnDuplicate = "error",
     ) -> None:
         self.index, self.ranges = index, ranges
-        self._options = {"lowercase": lowercase, "fields": fields, "on_duplicate": on_duplicate}
+        self._options: dict[str, Any] = {"lowercase": lowercase, "fields": fields, "on_duplicate": on_duplicate}
 
-    @property
+    @cached_property
     def _rules(self) -> GroupingRules:
-        rules = self.__dict__.get("_known_rules")
-        if rules is None:
-            # The index has found keys that come back: they are samples of their own.
-            rules = grouping_rules(self.index.keys, **self._options, on_reappearing="allow")
-            self.__dict__["_known_rules"] = rules
-        return rules
+        # The index has found keys that come back: they are samples of their own.
+        return grouping_rules(_rule(self.index.keys), **self._options, on_reappearing="allow")
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_known_rules"}
+        return {name: value for name, value in vars(self).items() if name != "_rules"}
 
     def read(self, numbers: Sequence[int] | np.ndarray[Any, Any]) -> list[dict[str, Any]]:
         """Reads samples; they come in the order of `numbers`. Raises the first error."""
@@ -142,7 +140,7 @@ class SampleReader:
         if isinstance(data, bytes) and not entry.special:
             offsets, checks = self.index.rows(*piece)
             starts = (offsets - offsets[0]).tolist()
-            found = self._plain_samples(data, starts, None if checks is None else checks.tolist(), self._url(entry))
+            found = self._plain_samples(data, starts, None if checks is None else checks.tolist(), entry.url)
             if found is not None:
                 return list(found)
         elif isinstance(data, Exception) and (
@@ -151,15 +149,12 @@ class SampleReader:
             return [data] * (stop - first)
         return [self._single(shard, number) for number in range(first, stop)]
 
-    def _url(self, entry: ShardEntry) -> str:
-        copy = self.ranges.local_copy(entry.url)
-        return entry.url if copy is None else LocatedUrl(entry.url, copy)
-
     def _plain_samples(
         self, data: bytes, starts: list[int], checks: list[int] | None, url: str
     ) -> list[dict[str, Any]] | None:
         """Makes samples of plain members that fill `data`; None if anything needs a closer look."""
-        found = _walked(data, url) if len(starts) <= _FEW_SAMPLES else _columns(data, url)
+        is_small = len(data) < _SMALL_SAMPLE * (len(starts) - 1)
+        found = _columns(data, url) if is_small and len(starts) > _FEW_SAMPLES else _walked(data, url)
         if found is None:
             return None
         run, begins = found
@@ -194,13 +189,13 @@ class SampleReader:
                 "of its samples. Write it again, for example with wds cat",
             )
             with reopen() as stream:
-                units: Iterable[Unit] = read_marked_members(stream, self._url(entry), options, Counter())
+                units: Iterable[Unit] = read_marked_members(stream, entry.url, options, Counter())
                 part = ShardSlice(entry.url, number, number + 1)
                 found = self._grouped(slice_members(units, self._rules.split, part, shard=shown), shown)
         else:
             data = self.ranges.read(entry.url, start, stop, entry.version)
             options = options._replace(offset=start, require_end_marker=False)
-            units = read_marked_members(io.BytesIO(data), self._url(entry), options, Counter())
+            units = read_marked_members(io.BytesIO(data), entry.url, options, Counter())
             found = self._grouped(units, shown)
         is_known = checks is None or [key_check(sample["__key__"]) & _CHECK for sample in found] == checks.tolist()
         if len(found) == 1 and is_known:
@@ -224,6 +219,10 @@ class SampleReader:
         return [
             {name: value for name, value in one.items() if name in kept or name in RESERVED_FIELDS} for one in found
         ]
+
+
+def _rule(keys: str) -> Literal["first_dot", "last_dot"]:
+    return "last_dot" if keys == "last_dot" else "first_dot"
 
 
 def _walked(data: bytes, url: str) -> tuple[MemberRun, list[int]] | None:

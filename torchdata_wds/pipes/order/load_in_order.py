@@ -10,7 +10,6 @@ from torchdata_wds import storage
 from torchdata_wds.checks import check_choice, check_count, check_flags, checked_int
 from torchdata_wds.consumers import find_sharder
 from torchdata_wds.errors import ShardListError
-from torchdata_wds.format.index.dataset import DatasetIndex
 from torchdata_wds.format.index.lookup import find_index
 from torchdata_wds.format.index.samples import SampleReader
 from torchdata_wds.format.samples.names import grouping_rules
@@ -119,22 +118,24 @@ class OrderedLoaderIterDataPipe(OrderedPipe):
         seed = None if seed is None else checked_int("seed", seed, 0, 2**64 - 1)
         super().__init__(source_datapipe, handler, even=even, seed=seed, block=block, read_ahead=read_ahead)
         self.index, self.index_dir = index, index_dir
-        self.shuffle, self.run = shuffle, run
+        self.run = run
+        self._shuffle = shuffle  # not under its name, which is that of a form
         self.keys, self.lowercase, self.fields, self.on_duplicate = keys, lowercase, fields, on_duplicate
         self.cache = cache
         self.storage_options = storage.StorageOptions(storage_options, rewrite=rewrite)
         self.rewrite = self.storage_options.rewrite
-        self._ranges = ShardRanges(self.storage_options, cache=cache)
+        self._ranges = ShardRanges(self.storage_options)
 
     def contents(self) -> Contents:
         """Reads the list of shards, and finds their index."""
         urls = [_as_url(item) for item in self._agreed().source_datapipe]
-        options = {"index_dir": self.index_dir, "keys": self.keys, "storage_options": self.storage_options}
-        index: DatasetIndex = find_index(urls, self.index, **options)
-        return Contents((index,), len(index), f"{index.digest}-{self.run if self.shuffle else 0}")
+        index = find_index(
+            urls, self.index, index_dir=self.index_dir, keys=self.keys, storage_options=self.storage_options
+        )
+        return Contents((index,), len(index), f"{index.digest}-{self.run if self._shuffle else 0}")
 
     def _lookup(self, contents: Contents, seed: int, epoch: int) -> Lookup:
-        order = Order(contents.total, run=self.run, shuffle=self.shuffle, seed=seed, epoch=epoch)
+        order = Order(contents.total, run=self.run, shuffle=self._shuffle, seed=seed, epoch=epoch)
         return lambda first, stop: (None, order.numbers(first, stop))
 
     def _readers(self, contents: Contents) -> list[SampleReader]:

@@ -55,8 +55,10 @@ class OrderPoint(NamedTuple):
 class _Feed:
     """The samples of one consumer, an item of the graph at a time."""
 
-    def __init__(self, items: Iterator[Item], results: Generator[Result, None, None]) -> None:
-        self._items, self._results = items, results
+    def __init__(
+        self, items: Iterator[Item], results: Generator[Result, None, None], readers: list[SampleReader]
+    ) -> None:
+        self._items, self._results, self._readers = items, results, readers
         self._places: Iterator[tuple[int, bool]] = iter(())  # positions of the item, and whether they are padding
         self.is_drained = False  # whether more samples were asked for than the item has
 
@@ -84,12 +86,14 @@ class _Feed:
 
     def stop(self) -> None:
         """Ends all items."""
-        self._items = self._places = iter(())
+        self._items, self._places = iter(()), iter(())
 
     def close(self) -> None:
         """Closes files, and ends threads."""
         self.stop()
         self._results.close()
+        for reader in self._readers:
+            reader.ranges.close()
 
 
 class OrderedPipe(HandlingPipe[dict[str, Any]]):
@@ -158,9 +162,11 @@ class OrderedPipe(HandlingPipe[dict[str, Any]]):
 
         ahead = self._ahead(contents) if self.read_ahead is None else self.read_ahead
         lookup = self._lookup(contents, seed, epoch)
-        return _Feed(items(), read_items(items(), self._readers(contents), lookup, ahead))
+        readers = self._readers(contents)
+        return _Feed(items(), read_items(items(), readers, lookup, ahead), readers)
 
-    def _ahead(self, contents: Contents) -> int:
+    def _ahead(self, contents: Contents) -> int:  # noqa: ARG002
+        """Returns how many pieces to read ahead by default."""
         return 0
 
     def grid(self) -> Grid:

@@ -114,7 +114,7 @@ _OTHER_VERSION = (
 class OrderState(NamedTuple):
     """Where a job is in its global order; the same on all ranks."""
 
-    index: str  # the digest of what the order follows from; "" if that is not to be compared
+    digest: str  # the digest of what the order follows from; "" if that is not to be compared
     seed: int | None  # None if it is the loader's
     position: int  # how many samples of the epoch are done, over all ranks
 
@@ -175,7 +175,8 @@ class Checkpoint(NamedTuple):
             raise _no_state("it has no 'index', 'epoch' or 'position' that could be resumed")
         if seed is not None and (type(seed) is not int or seed < 0):
             raise _no_state(f"'seed' is {seed!r}")
-        assert type(epoch) is int and type(position) is int
+        assert type(epoch) is int
+        assert type(position) is int
         in_epoch = position > 0
         return cls({}, epoch + in_epoch, in_epoch, None, None, None, OrderState(index, seed, position))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import Batcher
@@ -17,8 +17,8 @@ from torchdata_wds.workers.resume.checkpoints import Checkpoint, OrderState, Str
 from torchdata_wds.workers.resume.planner import is_one_to_one, is_torchdata
 
 _CURES = {
-    "filter": "write .wds_map(f), where f returns None for a sample to leave out: its batch gets shorter, and all others "
-    "stay as they are",
+    "filter": "write .wds_map(f), where f returns None for a sample to leave out: its batch gets shorter, and all "
+    "others stay as they are",
     "shuffle": "drop it: load_in_order shuffles, and run=1 shuffles perfectly",
     "wds_shuffle": "drop it: load_in_order shuffles, and run=1 shuffles perfectly",
     "sharding_filter": "drop it: load_in_order divides the samples itself",
@@ -100,9 +100,9 @@ def check_kind(restored: Checkpoint | None, order: JobOrder | None) -> None:
 
 def _check_state(state: OrderState, contents: Contents, seed: int | None) -> None:
     differences = []
-    if state.index and state.index != contents.digest:
+    if state.digest and state.digest != contents.digest:
         differences.append(
-            f"the shards, their index, or the run= and shuffle= of the order: {state.index} then, {contents.digest} now"
+            f"shards, index, or run= and shuffle= of the order: {state.digest} then, {contents.digest} now"
         )
     if None not in (state.seed, seed) and state.seed != seed:
         differences.append(f"seed: {state.seed} then, {seed} now")

@@ -99,7 +99,8 @@ __all__ = [
     # writing
     "TarWriter", "ShardWriter", "ShardInfo", "ShardIndex", "index_shard", "dali_index", "wids_index",
     # pipes, in the order of the functional forms' table in the README
-    "ShardLister", "ShardResampler", "ShardSplitter", "ShardCacher", "ShardLoader", "KeyGrouper", "OrderedLoader", "SampleShuffler",
+    "ShardLister", "ShardResampler", "ShardSplitter", "ShardCacher", "ShardLoader", "OrderedLoader", "KeyGrouper",
+    "SampleShuffler",
     "SampleDecoder", "DocumentInterleaver", "FieldRenamer", "FieldMapper", "KeyRenamer", "FieldTupler", "KeyExtractor",
     "TupleMapper", "WdsMapper", "StageComposer", "SampleUnbatcher", "SampleMixer", "EpochCounter", "SampleCacher",
     "CborShardLoader", "MsgpackShardLoader", "JoinWorkers", "SampleEncoder", "ShardSaver", "WdsPipe",

@@ -13,8 +13,10 @@ from tests.kits.servers import serve_folder
 from tests.kits.shards import text_samples, write_tar, write_text_shards
 from tests.kits.tool_kit import run_wds
 from torchdata_wds import ShardIndex, ShardOpenError, TarWriter, index_shard
-from torchdata_wds.cli.index import dali_index_url, index_in_folder, listed_url, make_index, save_index
+from torchdata_wds.cli.index.lists import listed_url
+from torchdata_wds.cli.index.shard_indexes import dali_index_url, index_in_folder, make_index, save_index
 from torchdata_wds.format.index import dali_index
+from torchdata_wds.format.index.dataset import DatasetIndex
 
 FIGURES = re.compile(r"[0-9,.]+(?= s\b| samples/s)")
 
@@ -120,6 +122,29 @@ def test_index_writes_a_list_for_wids(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "listed" not in done.err
 
 
+def test_index_writes_one_packed_file(tmp_path: Path) -> None:
+    """Of all shards in their order, as the library makes it; not if a shard is missing from it."""
+    urls = write_text_shards(tmp_path, (3, 0, 2))
+    pack = tmp_path / "all.pack"
+    done = run_wds("index", *urls, "--pack", pack, "-p", "1")
+    assert (done.status, done.out) == (0, b"")
+    assert done.err.startswith("wds: 3 shards packed (5 samples of 3 shards in ")
+    expected = DatasetIndex.of([(url, index_shard(url, to=False)) for url in urls])
+    assert DatasetIndex.load(pack) == expected
+    assert not list(tmp_path.rglob("*.index"))
+    before = pack.stat()
+    assert run_wds("index", *urls, "--pack", pack, "-p", "1").status == 0
+    assert pack.stat() == before
+    refused = run_wds("index", urls[0], "--pack", pack, "-p", "1")
+    assert (refused.status, "--force" in refused.err) == (1, True)
+    assert run_wds("index", urls[0], "--pack", pack, "--force", "-p", "1").status == 0
+    assert len(DatasetIndex.load(pack)) == 3
+    done = run_wds("index", *urls, tmp_path / "no.tar", "--pack", tmp_path / "new", "-p", "1")
+    assert done.status == 1
+    assert "new is not written: 1 shard would be missing from it" in done.err
+    assert not (tmp_path / "new").exists()
+
+
 def test_index_shows_names_of_strangers_as_they_are_safe(tmp_path: Path) -> None:
     """Nothing in a name acts on a terminal, and each failure has one line."""
     path = tmp_path / "x.tar"
@@ -142,6 +167,10 @@ def test_index_refuses_wrong_arguments(tmp_path: Path, monkeypatch: pytest.Monke
         (["x.tar", "--md5"], "--wids"),
         (["x.tar", "--name", "x"], "--wids"),
         (["x.tar", "--wids", "list.json", "-o", "out"], "-o"),
+        (["pipe:cat x.tar", "--pack", "x.pack"], "a list cannot refer to"),
+        (["x.tar", "--pack", "x.pack", "--part", "0/2"], "--part"),
+        (["x.tar", "--pack", "x.pack", "-o", "out"], "-o"),
+        (["x.tar", "--pack", "x.pack", "--check", "--dali"], "--check"),
         (["a/x.tar", "b/x.tar", "-o", "out"], "share the index"),
         (["a.1.tar", "a.2.tar", "--dali"], "share the index"),
         (["x.tar", "--keys", "other"], "--keys"),

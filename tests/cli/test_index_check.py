@@ -2,13 +2,19 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.kits.shards import sample_members, text_samples, write_tar, write_text_shards
 from tests.kits.tool_kit import Result, run_wds
-from torchdata_wds import ShardIndex, TarWriter
-from torchdata_wds.cli.index.comparison import difference
+from torchdata_wds import ShardIndex, TarWriter, index_shard
+from torchdata_wds.cli.index.comparison import difference, packed_difference
+from torchdata_wds.format.index.columns import ShardColumns
+from torchdata_wds.format.index.dataset import DatasetIndex
+from torchdata_wds.format.index.packed import COMPRESSED, SPECIAL
+from torchdata_wds.storage.byte_streams import StoredVersion
 
 
 def check(*arguments: object) -> Result:
@@ -41,7 +47,9 @@ def test_check_has_a_line_for_each_index_that_is_missing_stale_or_wrong(tmp_path
     lines = done.text.splitlines()
     assert done.status == 1
     assert lines[0] == f"{urls[0]}: missing: it has no index {folder}/shard-000000.tar.index"
-    assert lines[1].startswith(f"{urls[1]}: stale: {folder}/shard-000001.tar.index is of another version, whose ")
+    assert lines[1].startswith(
+        f"{urls[1]}: stale: {folder}/shard-000001.tar.index is of another version of the shard, which has "
+    )
     assert lines[2].startswith(f"{urls[2]}: wrong: {folder}/shard-000002.tar.index is not an index of a shard")
     assert len(lines) == 3
     assert "1 index right, 1 index missing, 1 index stale, 1 index wrong (39 samples of 4 shards" in done.err
@@ -87,10 +95,11 @@ MEMBERS = [*sample_members("a", txt=b"1", cls=b"2"), *sample_members("b", txt=b"
     [
         ({"shard": "y.tar"}, "wrong", "is the index of 'y.tar'"),
         ({"keys": "last_dot"}, "wrong", "was made with --keys last_dot, not first_dot"),
-        ({"tar_bytes": 20480}, "stale", "whose archive has 20,480 bytes; it has "),
-        ({"bytes": 99}, "stale", "whose stored file has 99 bytes; it has "),
-        ({"compressed": True}, "stale", "is of a shard that is compressed; it is not compressed now"),
-        ({"samples": 1}, "wrong", "has 1 samples; the shard has 2"),
+        ({"tar_bytes": 20480}, "stale", ", expected 20,480"),
+        ({"bytes": 99}, "stale", " bytes, expected 99"),
+        ({"compressed": True}, "stale", "which is not compressed now"),
+        ({"special": ["hard_links"]}, "wrong", "says that it has hard links; it has nothing special"),
+        ({"samples": 1}, "wrong", "has 1 sample; the shard has 2"),
         ({"rows": ('"b"', '"c"')}, "wrong", "sample 1 is 'c' at bytes 2,048 to 3,584 in its index; 'b' at bytes"),
         ({"rows": (",512,", ",513,")}, "wrong", "sample 0, 'a' at bytes 0 to 2,048, has other members in its index"),
         ({"bytes": None, "sha256": "0"}, None, ""),
@@ -114,3 +123,47 @@ def test_difference_names_the_first(change: dict[str, object], fault: str | None
     if found is not None:
         assert found[0] == fault
         assert says in found[1]
+
+
+def test_check_compares_a_packed_index_shard_by_shard(tmp_path: Path) -> None:
+    """One line for each that it lacks, or about which it is wrong."""
+    urls = write_text_shards(tmp_path, (3, 3, 3))
+    pack = tmp_path / "all.pack"
+    assert run_wds("index", *urls[:2], "--pack", pack, "-p", "1").status == 0
+    assert check(*urls[:2], "--pack", pack).status == 0
+    write_tar(Path(urls[1]), text_samples("s", 30))
+    done = check(*urls, "--pack", pack)
+    lines = done.text.splitlines()
+    assert (done.status, len(lines)) == (1, 2)
+    assert lines[0].startswith(f"{urls[1]}: stale: {pack} is of another version of the shard, which has ")
+    assert lines[1] == f"{urls[2]}: missing: {pack} does not have it"
+    assert check(urls[0], "--pack", pack, "--keys", "last_dot").text.endswith("--keys first_dot, not last_dot\n")
+    done = check(urls[0], "--pack", tmp_path / "none")
+    assert (done.status, done.out) == (1, b"")
+
+
+@pytest.mark.parametrize(
+    ("change", "fault", "says"),
+    [
+        ({}, None, ""),
+        ({"tar_bytes": 20480}, "stale", "which has an archive of 20,480 bytes"),
+        ({"version": StoredVersion(99)}, "stale", "which has 99 bytes, expected "),
+        ({"version": None}, None, ""),
+        ({"flags": COMPRESSED}, "stale", "which is compressed now"),
+        ({"flags": SPECIAL}, "wrong", "about hard links"),
+        ({"offsets": np.array([0, 2048], np.uint64)}, "wrong", "has 2 samples of it; the shard has 1"),
+        ({"offsets": np.array([0, 2049, 3584], np.uint64)}, "wrong", "sample 1 is at byte 2,048 in it; at 2,049"),
+        ({"offsets": np.array([0, 2048, 3585], np.uint64)}, "wrong", "the end of sample 1 is at byte 3,584 in it"),
+        ({"hashes": np.array([5, 6], np.uint64)}, "wrong", "sample 0 has another key in it"),
+        ({"hashes": None}, None, ""),
+    ],
+)
+def test_packed_difference_names_the_first(
+    change: dict[str, Any], fault: str | None, says: str, tmp_path: Path
+) -> None:
+    """Of the shard as a whole, then of its samples."""
+    index = index_shard(write_tar(tmp_path / "x.tar", MEMBERS), to=False)
+    columns = ShardColumns.of("x.tar", index)._replace(**change)
+    found = packed_difference(DatasetIndex.of([("x.tar", index)]), columns, "first_dot", "it")
+    assert (None if found is None else found[0]) == fault
+    assert found is None or says in found[1]

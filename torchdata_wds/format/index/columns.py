@@ -41,6 +41,7 @@ class ShardColumns(NamedTuple):
     tar_bytes: int
     version: StoredVersion | None = None
     flags: int = 0
+    keys: str = KEY_RULES[0]  # by which rule names are split
 
     @classmethod
     def of(cls, url: str, index: ShardIndex) -> ShardColumns:
@@ -59,7 +60,7 @@ class ShardColumns(NamedTuple):
         version = None if header.bytes is None else StoredVersion(header.bytes, header.tag or "")
         flags = KEYED | COMPRESSED * header.compressed | SPECIAL * _is_special(header.special, samples)
         offsets = np.append(starts, stops[-1:] if samples else np.uint64(0)).astype(np.uint64)
-        return cls(url, offsets, hashes, header.tar_bytes, version, flags)
+        return cls(url, offsets, hashes, header.tar_bytes, version, flags, header.keys)
 
 
 class Columns(NamedTuple):

@@ -13,9 +13,10 @@ from torchdata_wds.errors import ShardFormatError, ShardListError
 from torchdata_wds.format.index import ShardIndex
 from torchdata_wds.format.index.columns import Columns, ShardColumns, key_check, pack
 from torchdata_wds.format.index.packed import COMPRESSED, KEY_RULES, KEYED, SPECIAL, Array, PackedIndex, digest_of
+from torchdata_wds.format.index.sidecars import open_index_target
 from torchdata_wds.format.index.stores import BytesStore, FileStore, Store
 from torchdata_wds.format.index.url_table import UrlTable
-from torchdata_wds.storage import mask_url, open_shard, open_target
+from torchdata_wds.storage import mask_url, open_shard
 from torchdata_wds.storage.byte_streams import StoredVersion
 from torchdata_wds.storage.places import resolve
 from torchdata_wds.storage.urls import local_path, url_text
@@ -87,11 +88,12 @@ class DatasetIndex:
         self.shards: Sequence[ShardEntry] = _Shards(self)
 
     @classmethod
-    def of(cls, pairs: Iterable[tuple[str, ShardIndex]]) -> DatasetIndex:
+    def of(cls, pairs: Iterable[tuple[str, ShardIndex | ShardColumns]]) -> DatasetIndex:
         """Makes the index of shards from their own, in memory.
 
         Args:
-            pairs: The URL of each shard and its index, in the order in which samples shall be numbered.
+            pairs: The URL of each shard and its index, in the order in which samples shall be numbered; or what
+                `load_foreign` has read.
 
         Raises:
             ShardListError: if the indexes split names by different rules.
@@ -100,8 +102,9 @@ class DatasetIndex:
         shards: list[ShardColumns] = []
         rules: dict[str, str] = {}
         for url, index in pairs:
-            shards.append(ShardColumns.of(url, index))
-            rules.setdefault(index.header.keys, url)
+            columns = index._replace(url=url) if isinstance(index, ShardColumns) else ShardColumns.of(url, index)
+            shards.append(columns)
+            rules.setdefault(columns.keys, url)
         if len(rules) > 1:
             (one, first), (other, second), *_ = rules.items()
             raise ShardListError(
@@ -142,7 +145,7 @@ class DatasetIndex:
         store: Store = self._packed.store
         if self._chosen is not None:
             store = BytesStore(pack(self._columns(self._chosen)), "in memory")
-        target = open_target(url_text(url), overwrite=True, storage_options=storage_options)
+        target = open_index_target(url, storage_options=storage_options)
         try:
             for start in range(0, store.size, _PIECE):
                 target.write(store.read(start, min(_PIECE, store.size - start)))

@@ -9,7 +9,8 @@ from typing import Any
 
 from torchdata_wds.errors import ShardFormatError, ShardListError, ShardOpenError
 from torchdata_wds.format.dataset_files.entries import wids_counts
-from torchdata_wds.format.index import IndexHeader, read_index_header, shard_name
+from torchdata_wds.format.index import IndexHeader, read_index_header
+from torchdata_wds.format.index.url_table import UrlTable
 from torchdata_wds.option_types import Index
 from torchdata_wds.storage import StorageOptions, mask_url, open_shard
 from torchdata_wds.storage.cache.locked_files import ShardFacts
@@ -57,9 +58,7 @@ class _CountTable:
     is_local = True
 
     def __init__(self, counts: Iterable[tuple[Any, Any]], source: str) -> None:
-        self._source = source
         self._counts: dict[str, int] = {}
-        self._by_name: dict[str, list[str]] = {}
         for key, count in counts:
             url = os.fspath(key) if isinstance(key, (str, os.PathLike)) else None
             if not isinstance(url, str):
@@ -70,36 +69,17 @@ class _CountTable:
                 raise ShardListError(f"{gives} {count!r} samples; that must be a whole number from 0", shard=shown)
             if url not in self._counts:
                 self._counts[url] = int(count)
-                self._by_name.setdefault(shard_name(url), []).append(url)
             elif (other := self._counts[url]) != count:
                 raise ShardListError(f"{gives} both {other:,} and {count:,} samples", shard=shown)
+        self._numbers = list(self._counts.values())
+        self._table = UrlTable(self._counts, source, "number of samples")
 
     def __repr__(self) -> str:
         return f"<counts of {len(self._counts):,} shards>"
 
     def of(self, urls: Sequence[str], storage_options: StorageOptions) -> list[int]:  # noqa: ARG002  (one signature)
         """Returns the number of samples of each shard."""
-        taken: dict[str, str] = {}  # the entry for a base name -> the shard that used it
-        return [self._counts[url] if url in self._counts else self._by_base_name(url, taken) for url in urls]
-
-    def _by_base_name(self, url: str, taken: dict[str, str]) -> int:
-        entries = self._by_name.get(shard_name(url), [])
-        shown = mask_url(url)
-        if not entries:
-            raise ShardListError(
-                f"{self._source} has no number of samples for shard {shown}, neither by its URL nor by its base name. "
-                "Add it, or leave the shard out of the list",
-                shard=shown,
-            )
-        other = taken.setdefault(entries[0], url)
-        if len(entries) > 1 or other != url:
-            among = " and ".join(map(mask_url, entries[:2] if len(entries) > 1 else [other]))
-            raise ShardListError(
-                f"{self._source} has a number of samples for the base name of shard {shown}, which {among} has too: "
-                "give the whole URLs as they are listed",
-                shard=shown,
-            )
-        return self._counts[entries[0]]
+        return [self._numbers[place] for place in self._table.places(urls)]
 
 
 class _CountFile:

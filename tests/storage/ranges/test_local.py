@@ -121,7 +121,7 @@ def test_a_forked_child_opens_its_own_files(shard: str) -> None:
     ranges.read(shard, 0, 10)
     child = os.fork()
     if not child:
-        is_right = not ranges._open and ranges.read(shard, 3, 9) == DATA[3:9]
+        is_right = not len(ranges._local) and ranges.read(shard, 3, 9) == DATA[3:9]
         ranges.close()
         os._exit(0 if is_right else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

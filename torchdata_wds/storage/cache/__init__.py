@@ -66,6 +66,24 @@ class ShardCache(CacheSettings):
         self.check_mark(url, path, path)
         return Path(path)
 
+    def make(self, url: str, path: str, facts: ShardFacts | None = None) -> LockedFile | None:
+        """Makes a missing copy and opens its stored bytes; None, with a warning, if the cache cannot store it.
+
+        Raises the errors of `open`. While the file is open, its copy is not evicted.
+        """
+        waiting = Waiting()
+        try:
+            while True:
+                self._make(url, path, facts)
+                if (copy := self.open_copy(url, path)) is not None:
+                    return copy
+                waiting.go_on()
+        except WdsError:
+            raise
+        except OSError as error:
+            self.warn(url, error.strerror or str(error))
+            return None
+
     def _make(self, url: str, path: str, facts: ShardFacts | None) -> None:
         """Makes a copy that is missing or differs from the facts; raises OSError if the cache cannot store it."""
         may_be_stale, waiting = os.path.exists(path), Waiting()  # noqa: PTH110 - a str

@@ -11,8 +11,8 @@ from typing import Self
 from torchdata_wds.errors import ShardOpenError, WdsError
 from torchdata_wds.handlers import warn_once
 from torchdata_wds.storage import open_shard
-from torchdata_wds.storage.byte_streams import BUFFER_SIZE, interrupt, stored_bytes
-from torchdata_wds.storage.cache.locked_files import CopyLock, mark_as_ours, seal
+from torchdata_wds.storage.byte_streams import BUFFER_SIZE, interrupt, stored_bytes, stored_version
+from torchdata_wds.storage.cache.locked_files import CopyLock, mark_as_ours, note_tag, seal
 from torchdata_wds.storage.cache.settings import CacheSettings
 from torchdata_wds.storage.locks import LockedFile
 from torchdata_wds.storage.targets.base import run_at_end
@@ -187,6 +187,8 @@ class Download:
                     return
                 if bar is not None:
                     bar.update(count)
+        if (version := stored_version(source)) is not None:
+            note_tag(self._file.fileno(), version.tag)
         self._finish(time.monotonic() - start)
 
     def _write(self, piece: memoryview) -> int:

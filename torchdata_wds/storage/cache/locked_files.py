@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Self
 
+from torchdata_wds.storage.byte_streams import StoredVersion
 from torchdata_wds.storage.cache.names import LOCK, PART, is_own_name
 from torchdata_wds.storage.locks import LockedFile, lock
 
@@ -28,6 +29,7 @@ ROOM = PART + LOCK
 Removal = Literal["removed", "in use", "gone"]
 _MARK = "user.torchdata_wds"
 _DIGEST_MARK = "user.torchdata_wds.sha256"
+_TAG_MARK = "user.torchdata_wds.tag"
 
 #: The modification time that marks a complete file that will not be kept.
 _SEAL = 1_000_000_000
@@ -173,6 +175,17 @@ def mark_as_ours(file: int, digest: str, size: int | str = "") -> None:
     _set_note(file, _MARK, digest, size)
 
 
+def note_tag(file: int, tag: str) -> None:
+    """Stores the ETag of the shard that a copy was made of, as `mark_as_ours` stores its digest."""
+    if tag and " " not in tag:
+        _set_note(file, _TAG_MARK, tag, "")
+
+
+def tag_of(file: int) -> str:
+    """Returns the ETag of the shard that an open copy was made of; "" if it is not known."""
+    return _note_of(file, _TAG_MARK)[0]
+
+
 def mark_of(file: int | str) -> str | None:
     """Returns the digest of a copy's URL; None if this package did not make the file, or its size has changed since."""
     digest, size = _note_of(file, _MARK)
@@ -201,16 +214,19 @@ def _note_of(file: int | str, name: str) -> tuple[str, str]:
 
 
 class ShardFacts(NamedTuple):
-    """A stored shard according to its index: size in bytes and SHA-256 in hexadecimal digits, where known."""
+    """A stored shard according to its index, where known: size in bytes, SHA-256 in hexadecimal digits, and tag."""
 
     bytes: int | None = None
     sha256: str | None = None
+    tag: str = ""  # of its `StoredVersion`
 
     def difference(self, file: int) -> str:
         """Returns how an open file differs, such as ``10 bytes, and not 20``, or "". Computes its digest only once."""
         size = os.fstat(file).st_size
         if self.bytes is not None and size != self.bytes:
             return f"{size:,} bytes, and not {self.bytes:,}"
+        if difference := StoredVersion(size, self.tag).difference(StoredVersion(size, tag_of(file))):
+            return difference
         if self.sha256 is not None and (found := _digest_of(file)) != self.sha256.lower():
             _digests.clear()  # a file that replaces this one may get the same inode
             return f"the SHA-256 {found}, and not {self.sha256}"

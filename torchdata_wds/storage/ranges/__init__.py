@@ -2,17 +2,18 @@
 
 import contextlib
 import os
-import threading
 import weakref
-from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any, NoReturn, Self
 
 from torchdata_wds.errors import WdsError
 from torchdata_wds.storage.byte_streams import StoredVersion, naming
+from torchdata_wds.storage.cache import ShardCache
 from torchdata_wds.storage.places import Place, StorageOptions, resolve
+from torchdata_wds.storage.ranges.base import RangeReader, StaleError
+from torchdata_wds.storage.ranges.copies import cache_of, open_copy
 from torchdata_wds.storage.ranges.local import LocalRanges, file_status
-from torchdata_wds.storage.ranges.shards import RangeReader, StaleError
+from torchdata_wds.storage.ranges.recent import Recent
 from torchdata_wds.storage.sources.aistore import web_place
 from torchdata_wds.storage.urls import AIS, STDIN, cannot_open, url_text
 
@@ -21,6 +22,7 @@ __all__ = ["ShardRanges", "find_version"]
 _Url = str | os.PathLike[str]
 _Options = Mapping[str, Mapping[str, Any]] | None
 _TIMES = 4  # how often a shard is opened that is replaced meanwhile
+_MOST_REMOTE = 4096  # shards whose clients and versions are kept; they take no file descriptor
 
 
 def find_version(url: _Url, *, storage_options: _Options = None) -> StoredVersion | None:
@@ -50,13 +52,15 @@ def find_version(url: _Url, *, storage_options: _Options = None) -> StoredVersio
 class ShardRanges:
     """Reads ranges of the stored bytes of shards, and checks that each shard is the expected version.
 
-    Local files are read by ``pread``, which costs a few microseconds more than the system call; at most `max_open` of
-    them are open. Web servers and stores get one request for each range, on connections that are kept open. Threads
-    may share an object; forked processes open their own files and connections; pickles hold none.
+    Local files are read by ``pread``, which costs a few microseconds more than the system call. Web servers and stores
+    get one request for each range, on connections that are kept open. Threads may share an object and read in parallel;
+    forked processes open their own files and connections; pickles hold none.
 
     Args:
         storage_options: As for `open_shard`, including rewriting rules.
-        max_open: The most shards that are kept open; the least recently used is closed first.
+        max_open: The most local files, copies included, that are kept open; the least recently used is closed first.
+        cache: A folder, or a `ShardCache`, for copies of the shards that are not local: each is copied as a whole when
+            it is first read, and the copy is read from then on. Copies of another version are made again.
 
     Example:
         >>> from pathlib import Path
@@ -66,13 +70,18 @@ class ShardRanges:
         b'234'
     """
 
-    def __init__(self, storage_options: _Options = None, *, max_open: int = 64) -> None:
+    def __init__(
+        self,
+        storage_options: _Options = None,
+        *,
+        max_open: int = 64,
+        cache: str | os.PathLike[str] | ShardCache | None = None,
+    ) -> None:
         if isinstance(max_open, bool) or not isinstance(max_open, int) or max_open < 1:
             raise ValueError(f"max_open must be an int of at least 1, found {max_open!r}")
-        self.storage_options = (
-            storage_options if isinstance(storage_options, StorageOptions) else StorageOptions(storage_options)
-        )
+        self.storage_options = StorageOptions(storage_options)
         self.max_open = max_open
+        self.cache = cache_of(cache, self.storage_options)
         self._start_empty()
 
     def read(self, url: _Url, start: int, stop: int, version: StoredVersion | None = None) -> bytes:
@@ -84,55 +93,50 @@ class ShardRanges:
         if not 0 <= start <= stop:
             raise ValueError(f"a range must be 0 <= start <= stop, found {start:,} to {stop:,}")
         text = url if type(url) is str else url_text(url)
-        with self._lock:
-            reader = self._open.get(text)
-            if reader is not None:
-                self._open.move_to_end(text)
-        for _ in range(_TIMES):
+        reader = self._local.get(text) or self._remote.get(text)
+        for remaining in reversed(range(_TIMES)):
             try:
-                return (reader or self._add(text)).read(start, stop, version)
-            except StaleError:
-                reader = None
+                return (reader or self._open(text, version)).read(start, stop, version)
             except WdsError as error:
-                self._drop(text)
-                _raise_named(error, self._place(text))
-        raise cannot_open(self._place(text).shown, "it is replaced again and again while it is read")
+                # The next read opens the shard anew: it may be repaired by then.
+                self._local.drop(text)
+                self._remote.drop(text)
+                if not (remaining and isinstance(error, StaleError)):
+                    _raise_named(error, self._place(text))
+                reader = None
+        raise AssertionError
 
     def is_local(self, url: _Url) -> bool:
-        """Returns whether a shard is a local file, which is read without a request."""
+        """Returns whether a shard is a local file itself, so that reading it needs no request and no copy."""
         return self._place(url).is_local
 
     def close(self) -> None:
         """Closes all shards; a later read opens them again."""
-        with self._lock:
-            dropped = list(self._open.values())
-            self._open.clear()
-        del dropped
+        self._local.clear()
+        self._remote.clear()
 
     def _start_empty(self) -> None:
-        """Begins without open shards, in a new object and in a forked child, whose parent may hold the lock."""
-        self._lock = threading.Lock()
-        self._open: OrderedDict[str, RangeReader] = OrderedDict()
+        """Begins without open shards: a new object, or a forked child, whose parent's threads may hold the locks."""
+        self._local: Recent[LocalRanges] = Recent(self.max_open)
+        self._remote: Recent[RangeReader] = Recent(_MOST_REMOTE)
         _all.add(self)
 
     def _place(self, url: _Url) -> Place:
         return resolve(url, self.storage_options)
 
-    def _add(self, url: str) -> RangeReader:
-        """Opens a shard, outside of the lock: if two threads open the same one, the later is kept."""
-        reader = _reader_of(self._place(url))
-        dropped = []  # closed outside of the lock too, or when their last reader is done
-        with self._lock:
-            dropped.append(self._open.pop(url, None))
-            self._open[url] = reader
-            while len(self._open) > self.max_open:
-                dropped.append(self._open.popitem(last=False)[1])
+    def _open(self, url: str, version: StoredVersion | None) -> RangeReader:
+        """Opens a shard; if two threads open the same one, the later is kept."""
+        place, file = self._place(url), None
+        if place.is_local:
+            file = LocalRanges.open(place)
+        elif self.cache is not None and place.scheme != STDIN:
+            file = open_copy(self.cache, place, version)
+        if file is not None:
+            self._local.put(url, file)
+            return file
+        reader = _reader_of(place)
+        self._remote.put(url, reader)
         return reader
-
-    def _drop(self, url: str) -> None:
-        with self._lock:
-            dropped = self._open.pop(url, None)
-        del dropped
 
     def __enter__(self) -> Self:
         return self
@@ -141,14 +145,11 @@ class ShardRanges:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("_lock", "_open")}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_local", "_remote")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._start_empty()
-
-    def __repr__(self) -> str:
-        return f"ShardRanges({self.storage_options!r}, max_open={self.max_open})"
 
 
 _all: "weakref.WeakSet[ShardRanges]" = weakref.WeakSet()
@@ -163,9 +164,7 @@ os.register_at_fork(after_in_child=_forget_in_child)
 
 
 def _reader_of(place: Place) -> RangeReader:
-    """Returns the reader of a place; a local file is opened."""
-    if place.is_local:
-        return LocalRanges.open(place)
+    """Returns the reader of a place that is not local."""
     if place.scheme in (STDIN, "pipe"):
         what = "standard input" if place.scheme == STDIN else "the output of a command"
         raise cannot_open(place.shown, f"{what} can only be read from its start to its end")

@@ -1,9 +1,8 @@
 """Byte ranges of shards on web servers: one request each, on connections that are kept open."""
 
-from torchdata_wds.errors import ShardOpenError
 from torchdata_wds.storage.byte_streams import StoredVersion
 from torchdata_wds.storage.places import Place
-from torchdata_wds.storage.ranges.shards import changed, ends_inside
+from torchdata_wds.storage.ranges.base import NEEDS_PARTS, changed, ends_inside, no_parts
 from torchdata_wds.storage.secrets.masking import mask_text
 from torchdata_wds.storage.sources.http import HttpSource
 from torchdata_wds.storage.sources.http_client import malformation, read_http_options
@@ -48,21 +47,14 @@ class HttpRanges:
         shard, total = self._place.shown, source.version.total
         if source.version.encoding not in ("", "identity"):
             shown = mask_text(source.version.encoding)[:80]
-            raise cannot_open(shard, f"the server sent Content-Encoding {shown!r}, and parts only of that; {_CURE}")
+            raise cannot_open(shard, f"the server compresses it, with Content-Encoding {shown!r}; {NEEDS_PARTS}")
         now = _version_of(source)
         if version is not None and now is not None and (difference := version.difference(now)):
             raise changed(shard, difference)
         if total is not None and total < stop:
             raise ends_inside(shard, total, start, stop)
         if not source.gives_parts and (start, stop) != (0, total):
-            raise ShardOpenError(
-                f"shard {shard} cannot be read in parts: the server answers a request for a range of bytes with the "
-                f"whole shard; {_CURE}",
-                shard=shard,
-            )
-
-
-_CURE = "use a server with range requests, or pass cache= to copy each shard once"
+            raise no_parts(shard)
 
 
 def _version_of(source: HttpSource, *, is_recorded: bool = False) -> StoredVersion | None:

@@ -7,7 +7,7 @@ import stat
 from torchdata_wds.errors import ShardOpenError
 from torchdata_wds.storage.byte_streams import StoredVersion
 from torchdata_wds.storage.places import Place
-from torchdata_wds.storage.ranges.shards import StaleError, changed, ends_inside
+from torchdata_wds.storage.ranges.base import changed, ends_inside, stale
 from torchdata_wds.storage.sources.local import open_file
 from torchdata_wds.storage.urls import cannot_open, local_path
 
@@ -15,12 +15,15 @@ from torchdata_wds.storage.urls import cannot_open, local_path
 class LocalRanges:
     """An open file. Dropping the last reference closes it, so a thread that still reads is never interrupted."""
 
-    __slots__ = ("_descriptor", "_links", "_mtime", "_shard", "_size", "_version")
+    __slots__ = ("_descriptor", "_is_copy", "_links", "_mtime", "_shard", "_size", "_version")
 
-    def __init__(self, shard: str, descriptor: int) -> None:
+    def __init__(self, shard: str, descriptor: int, known: StoredVersion | None = None) -> None:
         self._shard = shard
         self._descriptor = descriptor
-        self._note(os.fstat(self._descriptor))
+        status = os.fstat(descriptor)
+        self._mtime, self._size, self._links = status.st_mtime_ns, status.st_size, status.st_nlink
+        self._version = known or StoredVersion.of_file(status)
+        self._is_copy = known is not None  # a copy is never changed
 
     @classmethod
     def open(cls, place: Place) -> "LocalRanges":
@@ -39,9 +42,10 @@ class LocalRanges:
         except OSError as error:
             raise self._failed(error, start) from error
         if status.st_mtime_ns != self._mtime or status.st_size != self._size or status.st_nlink != self._links:
-            self._note(status)
-        if not self._links:
-            raise StaleError
+            if self._is_copy or (self._links and not status.st_nlink):
+                raise stale(self._shard)
+            self._version = StoredVersion.of_file(status)  # first: another thread may compare the next line's values
+            self._mtime, self._size, self._links = status.st_mtime_ns, status.st_size, status.st_nlink
         if version is not None and version != self._version and (difference := version.difference(self._version)):
             raise changed(self._shard, difference)
         return data if len(data) == stop - start else self._read_rest(data, start, stop)
@@ -49,10 +53,6 @@ class LocalRanges:
     def version(self) -> StoredVersion:
         """Returns size and time of the file when it was last read."""
         return self._version
-
-    def _note(self, status: os.stat_result) -> None:
-        self._mtime, self._size, self._links = status.st_mtime_ns, status.st_size, status.st_nlink
-        self._version = StoredVersion.of_file(status)
 
     def _read_rest(self, data: bytes, start: int, stop: int) -> bytes:
         """Continues a read that the system has cut short: Linux reads at most 2 GiB at once."""
@@ -70,7 +70,7 @@ class LocalRanges:
 
     def _failed(self, error: OSError, position: int) -> Exception:
         if error.errno == errno.ESTALE:  # NFS: the file was removed or replaced by another machine
-            return StaleError()
+            return stale(self._shard)
         reason = error.strerror or error
         return ShardOpenError(f"shard {self._shard} failed at byte {position:,}: {reason}", shard=self._shard)
 

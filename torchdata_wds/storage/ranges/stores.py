@@ -1,49 +1,112 @@
-"""Byte ranges of shards in other stores, by fsspec."""
+"""Byte ranges of shards in other stores, by fsspec: one request each, by the client of this process."""
 
+import contextlib
+import time
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from torchdata_wds.storage.byte_streams import StoredVersion
 from torchdata_wds.storage.places import Place
-from torchdata_wds.storage.ranges.shards import changed, ends_inside
+from torchdata_wds.storage.ranges.base import StaleError, changed, ends_inside, no_parts, stale
 from torchdata_wds.storage.retrying import attempt
 from torchdata_wds.storage.secrets.masking import masked_cause
-from torchdata_wds.storage.sources.fsspec import OPEN_RETRIES, RETRIES, connect, refusal
+from torchdata_wds.storage.sources.fsspec import OPEN_RETRIES, RETRIES, connect, refusal, tag_of
+
+T = TypeVar("T")
+
+#: Seconds after which a store that does not check the version of each request itself is asked for the version again.
+_TRUSTED_SECONDS = 10.0
 
 
 class StoreRanges:
-    """A shard in a store, with the client of this process."""
+    """A shard in a store.
+
+    S3 gets the expected ETag with each request. Of other stores, the version is asked for with the first read, and
+    then every 10 seconds: with each read, it would double the number of requests.
+    """
 
     def __init__(self, place: Place) -> None:
         self._place = place
         self._filesystem, self._path = connect(place.url, place.options)
-        self._version: StoredVersion | None = None
+        self._look()
 
     def read(self, start: int, stop: int, version: StoredVersion | None) -> bytes:
-        """Reads a range."""
+        """Reads a range; raises StaleError if the shard was replaced since it was opened."""
+        if not self._is_pinned and time.monotonic() - self._looked > _TRUSTED_SECONDS:
+            self._forget()
+            self._look()
+        shard, known = self._place.shown, self._version
+        if version is not None and known is not None and (difference := version.difference(known)):
+            raise changed(shard, difference)
+        if known is not None and stop > known.size:
+            raise ends_inside(shard, known.size, start, stop)
         if start == stop:
             return b""
-        if version is not None and self._version is None:
-            self._version = self.version()
-        if version is not None and self._version is not None and (difference := version.difference(self._version)):
-            raise changed(self._place.shown, difference)
-        data: bytes = self._attempt(partial(self._filesystem.cat_file, self._path, start=start, end=stop), RETRIES)
+        data = self._attempt(partial(self._fetch, start, stop), RETRIES)
         if len(data) < stop - start:
-            raise ends_inside(self._place.shown, start + len(data), start, stop)
+            raise ends_inside(shard, start + len(data), start, stop)
+        if len(data) > stop - start:
+            raise no_parts(shard)
         return data
 
     def version(self) -> StoredVersion | None:
-        """Asks the store, not a listing that the client has kept."""
-        self._filesystem.invalidate_cache()
-        details = self._attempt(partial(self._filesystem.info, self._path), OPEN_RETRIES)
-        size = details.get("size")
-        if not isinstance(size, int):
-            return None
-        tag = "" if "::" in self._place.url else str(details.get("ETag") or details.get("etag") or "")
-        return StoredVersion(size, tag.strip('"')[:40])
+        """Returns the version found when the shard was opened."""
+        return self._version
 
-    def _attempt(self, work: Any, retries: int) -> Any:
+    def _look(self) -> None:
+        """Opens the shard, which sends one request at most, for its size and version."""
+        self._looked = time.monotonic()
+        file, details = self._attempt(self._open, OPEN_RETRIES)
+        size = details.get("size", getattr(file, "size", None))
+        tag = "" if "::" in self._place.url else tag_of(details)
+        self._version = StoredVersion(size, tag) if isinstance(size, int) else None
+        conditions = {**getattr(file, "req_kw", {}), **getattr(file, "read_kw", {})}
+        self._is_pinned = "IfMatch" in conditions
+        self._fetch_range: Callable[[int, int], bytes] | None = getattr(file, "_fetch_range", None)
+
+    def _open(self) -> tuple[Any, Mapping[str, Any]]:
+        from fsspec.spec import AbstractBufferedFile
+
         try:
-            return attempt(work, retries, self._place.shown)
+            file = self._filesystem.open(self._path, "rb", cache_type="none")
+        except TypeError:
+            file = self._filesystem.open(self._path, "rb")
+        details = getattr(file, "details", None)
+        if not isinstance(file, AbstractBufferedFile):
+            file.close()
+            file = None
+        if not isinstance(details, Mapping):
+            details = {}
+            with contextlib.suppress(Exception):  # permission to read does not imply permission to stat
+                details = self._filesystem.info(self._path)
+        if details.get("type") == "directory":
+            raise IsADirectoryError(self._path)
+        return file, details
+
+    def _fetch(self, start: int, stop: int) -> bytes:
+        # By default, cat_file opens the shard and reads ahead: of Hugging Face, 5 MB for 50 KB, after a request for
+        # the size. A file's own method sends one request for just the range, and may be called by several threads.
+        if self._fetch_range is None:
+            return bytes(self._filesystem.cat_file(self._path, start=start, end=stop))
+        try:
+            return self._fetch_range(start, stop)
+        except OSError as error:
+            if type(error).__name__ != "FileExpired":
+                raise
+            self._forget()
+            raise stale(self._place.shown) from masked_cause(error)
+
+    def _forget(self) -> None:
+        """Drops what the client knows from listings."""
+        with contextlib.suppress(Exception):
+            self._filesystem.invalidate_cache()
+
+    def _attempt(self, work: Callable[[], T], retries: int) -> T:
+        shard = self._place.shown
+        try:
+            return attempt(work, retries, shard)
+        except StaleError:
+            raise
         except Exception as error:  # noqa: BLE001 - client libraries raise anything
-            raise refusal(error, self._place.shown, self._filesystem, self._path) from masked_cause(error)
+            raise refusal(error, shard, self._filesystem, self._path) from masked_cause(error)

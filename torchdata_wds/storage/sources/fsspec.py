@@ -38,6 +38,9 @@ _VERSIONS = (
     "LastModified", "last_modified", "updated", "mtime", "modified", "created",
 )  # fmt: skip
 
+# Those of them that change with the content, and only then.
+_TAGS = _VERSIONS[:7]
+
 # The asynchronous clients that existed when this process, or its parent, forked.
 _kept: dict[int, Any] = {}
 
@@ -132,10 +135,10 @@ class RemoteSource(RetryingSource):
         self._version: dict[str, Any] = {}
 
     def stored_version(self) -> StoredVersion | None:
-        """Returns the size and entity tag of the version being read, if the store reports the size."""
+        """Returns the size and tag of the version being read, if the store reports the size."""
         if self._connection is None or self._total is None:
             return None
-        return StoredVersion(self._total, str(self._version.get("ETag") or self._version.get("etag") or "")[:40])
+        return StoredVersion(self._total, tag_of(self._version))
 
     def _connect(self) -> None:
         if self._has_begun:
@@ -201,6 +204,11 @@ class RemoteSource(RetryingSource):
     def _close(self) -> None:
         super()._close()
         self._filesystem = None
+
+
+def tag_of(details: Mapping[str, Any]) -> str:
+    """Returns the tag of a version for `StoredVersion`, from what a store reports about an object."""
+    return next((str(details[name]).strip('"')[:40] for name in _TAGS if details.get(name)), "")
 
 
 def _change(before: dict[str, Any], now: dict[str, Any]) -> str:

@@ -257,6 +257,7 @@ class HttpSource(RetryingSource):
             raise Failure(f"{answer.describe()} and Content-Range {found!r} for bytes from {begin:,}", lasting=True)
         if answer.status == 416 and total is not None:
             if total == self._position and self._total in (None, total):
+                self.version, self._total = replace(self.version, total=total), total
                 return None
             if total <= self._position:
                 raise self._ends_at(total)

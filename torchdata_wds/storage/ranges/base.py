@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from torchdata_wds.errors import ChangedShardError
+from torchdata_wds.errors import ChangedShardError, ShardOpenError
 from torchdata_wds.storage.byte_streams import StoredVersion
 
 
@@ -13,11 +13,16 @@ class RangeReader(Protocol):
         """Reads the stored bytes from `start` up to `stop`; raises ChangedShardError if it is not this version."""
 
     def version(self) -> StoredVersion | None:
-        """Returns the version that the store reports now; None if it reports no size."""
+        """Returns the version of the shard; None if its store reports no size."""
 
 
-class StaleError(Exception):
-    """The open file is no longer the shard, which must be opened again."""
+class StaleError(ShardOpenError):
+    """The file that is open is no longer the shard, which must be opened again."""
+
+
+def stale(shard: str) -> StaleError:
+    """Returns the error for a shard that was removed or replaced while it was open; users see it if that repeats."""
+    return StaleError(f"shard {shard} is replaced again and again while it is read", shard=shard)
 
 
 def changed(shard: str, difference: str) -> ChangedShardError:
@@ -37,4 +42,17 @@ def ends_inside(shard: str, size: int, start: int, stop: int) -> ChangedShardErr
         "off, or its index is of another version: copy the shard again, or make its index again",
         shard=shard,
         kind="index",
+    )
+
+
+#: What helps with a server that does not send parts of shards.
+NEEDS_PARTS = "use a server that supports range requests, or pass cache= to copy each shard once"
+
+
+def no_parts(shard: str) -> ShardOpenError:
+    """Returns the error for a shard that a server sends only as a whole: that would be a download for each sample."""
+    return ShardOpenError(
+        f"shard {shard} cannot be read in parts: the server answers a request for a range of bytes with the whole "
+        f"shard; {NEEDS_PARTS}",
+        shard=shard,
     )

@@ -155,7 +155,7 @@ class OrderedPipe(HandlingPipe[dict[str, Any]]):
     def _feed_from(self, point: OrderPoint) -> _Feed:
         contents, seed, epoch, base, block = point
         share = Share(*self.grid())
-        check_share(form_name(self), contents.total, share.ranks, self.even)
+        check_share(form_name(self), contents.total, share.ranks, block, self.even)
 
         def items() -> Iterator[Item]:
             return items_of(blocks(contents.total, base, share, block, self.even), block)
@@ -235,10 +235,14 @@ class OrderedPipe(HandlingPipe[dict[str, Any]]):
         return count_samples(self.contents().total, 0, Share(*self.grid()), self.block, self.even)
 
 
-def check_share(form: str, total: int, ranks: int, even: Even) -> None:
+def check_share(form: str, total: int, ranks: int, block: int, even: Even) -> None:
     """Raises in all ranks if one would get nothing: the others would wait for it."""
-    if not total or (total < ranks and even != "pad"):
-        raise ShardListError(
-            f"{form} has {total:,} samples for {ranks:,} ranks: a rank would get nothing. Check the list of shards, or "
-            "use fewer ranks" + (", or even='pad'" if total else "")
-        )
+    # 10 samples in blocks of 8 for 4 ranks: without `even`, the ranks get 8, 2, 0 and 0.
+    if count_samples(total, 0, Share(ranks, ranks - 1), block, even):
+        return
+    ways = "" if not total else ", or even='pad'" if total < ranks or even else ", or even='drop' or 'pad'"
+    blocks = f" in blocks of {block:,}" if total >= ranks else ""
+    raise ShardListError(
+        f"{form} has {total:,} samples{blocks} for {ranks:,} ranks: a rank would get nothing. Check the list of "
+        f"shards, or use fewer ranks{ways}"
+    )

@@ -1,7 +1,9 @@
 """Byte ranges of shards in other stores, by fsspec: one request each, by the client of this process."""
 
 import contextlib
+import os
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeVar
@@ -19,6 +21,26 @@ T = TypeVar("T")
 _TRUSTED_SECONDS = 10.0
 
 
+#: The clients of this process, by class and arguments.
+_clients: "weakref.WeakValueDictionary[str, Any]" = weakref.WeakValueDictionary()
+os.register_at_fork(after_in_child=_clients.clear)
+
+
+def _connect_once(place: Place) -> tuple[Any, str]:
+    """Connects as `connect`, but takes the same client in all threads.
+
+    fsspec makes one for each thread, with connections of its own. Clients that are asynchronous serve all threads.
+    """
+    from fsspec.asyn import AsyncFileSystem
+    from fsspec.utils import tokenize
+
+    client, path = connect(place.url, place.options)
+    if isinstance(client, AsyncFileSystem):
+        token = tokenize(type(client), client.storage_args, client.storage_options)
+        client = _clients.setdefault(token, client)
+    return client, path
+
+
 class StoreRanges:
     """A shard in a store.
 
@@ -28,7 +50,7 @@ class StoreRanges:
 
     def __init__(self, place: Place) -> None:
         self._place = place
-        self._filesystem, self._path = connect(place.url, place.options)
+        self._filesystem, self._path = _connect_once(place)
         self._look()
 
     def read(self, start: int, stop: int, version: StoredVersion | None) -> bytes:

@@ -3,6 +3,7 @@
 wds cat 'train-{000000..000003}.tar' -o all.tar
 wds cat 'train-*.tar' --shuffle 1000 --seed 1 -c 10 -f 'jpg label=cls' -o few.tar
 wds cat train-000000.tar train-000000.tar --rekey '#' | wds ls
+wds cat 'train-*.tar' --order 1 --run 4 -o shuffled.tar
 """
 
 import argparse
@@ -15,6 +16,7 @@ from typing import Any
 from torchdata_wds.cli import outputs
 from torchdata_wds.cli.command import Command, UsageError, add_parallel, add_seed, option, positive_number, whole_number
 from torchdata_wds.cli.inputs import SampleReader, add_input_arguments, list_inputs
+from torchdata_wds.cli.sample_order import OrderedReader, add_order_arguments, check_order_arguments
 from torchdata_wds.pipes.samples.shuffle import shuffled
 
 
@@ -25,8 +27,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "read the shards in random order (unless --slice is given), and shuffle samples through a buffer of N"
     option(parser, "--shuffle", "N", text, positive_number)
     add_seed(parser, "--shuffle")
+    add_order_arguments(parser)
     option(parser, "--mix", "K", "keep K shards open and take a sample from each in turn", positive_number, default=1)
-    add_parallel(parser, "read N shards at once; the order stays the same")
+    add_parallel(parser, "read N shards (with --order, N pieces of them) at once; the order stays the same")
     outputs.add_field_arguments(parser)
     outputs.add_output_arguments(parser)
 
@@ -34,13 +37,12 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     if arguments.seed is not None and arguments.shuffle is None:
         raise UsageError("--seed needs --shuffle, whose order it chooses")
+    if arguments.order is not None and (arguments.shuffle is not None or arguments.mix != 1):
+        raise UsageError("--order is an order of all samples: use it without --shuffle and --mix")
+    check_order_arguments(arguments)
     choices = outputs.field_choices(arguments)
-    urls = list_inputs(arguments)
     rng = None if arguments.shuffle is None else random.Random(outputs.chosen_seed(arguments.seed))
-    if rng is not None and arguments.slice is None:
-        rng.shuffle(urls)
-    # --parallel counts the shard that is being read too
-    reader = SampleReader(arguments, urls=urls, read_ahead=arguments.parallel - 1, interleave=arguments.mix)
+    reader = _reader(arguments, rng)
     with (
         outputs.SampleOutput(arguments) as output,
         closing(reader.taken(choices.choose) if choices.columns else iter(reader)) as source,
@@ -52,6 +54,16 @@ def _run(arguments: argparse.Namespace) -> int:
         outputs.copy_samples(islice(islice(samples, arguments.skip, None), arguments.count), output, reader)
     choices.tell()
     return reader.finish()
+
+
+def _reader(arguments: argparse.Namespace, rng: random.Random | None) -> SampleReader:
+    if arguments.order is not None:
+        return OrderedReader(arguments, parallel=arguments.parallel)
+    urls = list_inputs(arguments)
+    if rng is not None and arguments.slice is None:
+        rng.shuffle(urls)
+    # --parallel counts the shard that is being read too
+    return SampleReader(arguments, urls=urls, read_ahead=arguments.parallel - 1, interleave=arguments.mix)
 
 
 COMMAND = Command(__doc__, _add_arguments, _run)

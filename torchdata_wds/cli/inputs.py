@@ -89,14 +89,14 @@ def list_inputs(arguments: argparse.Namespace) -> list[str]:
     return list(part_of(list_all_inputs(arguments), arguments.part))
 
 
-def part_of(items: Sequence[T], part: Part | None) -> Sequence[T]:
-    """Returns one part of a list of shards, and reports an empty one; the parts in order make up the list."""
+def part_of(items: Sequence[T], part: Part | None, noun: str = "shard") -> Sequence[T]:
+    """Returns one part of a list, by default of shards, and reports an empty one; the parts in order make it up."""
     if part is None:
         return items
     # of 3 items in 2 parts, the first has [0:1] and the second [1:3]
     start, stop = (len(items) * number // part.total for number in (part.number, part.number + 1))
     if start == stop:
-        say(f"part {part.number}/{part.total} has none of {counted(len(items), 'shard')}: nothing to do")
+        say(f"part {part.number}/{part.total} has none of {counted(len(items), noun)}: nothing to do")
     return items[start:stop]
 
 

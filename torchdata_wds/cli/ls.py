@@ -3,7 +3,6 @@
 wds ls 'train-{000000..000003}.tar'
 wds ls --totals train-*.tar
 wds ls --json --slice 0:5 train-000000.tar
-wds index train-000000.tar && wds ls --index train-000000.tar
 """
 
 import argparse

@@ -2,6 +2,7 @@
 
 wds split 'train-{000000..000003}.tar' -n 15 -o small
 wds cat 'train-*.tar' | wds split -s 20kB -o 'part-%04d.tar' --max-shards 2 --post 'sha256sum {path}'
+wds split 'train-{000000..000003}.tar' --order 1 -n 20 -o shuffled
 """
 
 import argparse
@@ -23,6 +24,7 @@ from torchdata_wds.cli import command
 from torchdata_wds.cli.command import Command, Rekeying, UsageError, flag, option, positive_number, usage_checked
 from torchdata_wds.cli.inputs import SampleReader, add_input_arguments
 from torchdata_wds.cli.outputs import compression, write_line
+from torchdata_wds.cli.sample_order import OrderedReader, add_order_arguments, check_order_arguments
 from torchdata_wds.cli.terminal import counted, discard_output, say, stdout_is_apart
 from torchdata_wds.environment import is_secure
 from torchdata_wds.errors import ReappearingKeyError, SampleError, UnsafeDataError, WdsError
@@ -58,6 +60,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     option(parser, "--max-shards", "N", "stop when N shards are full", positive_number)
     text = "run COMMAND in sh for each finished shard, with {path}, {name}, {folder}, {shard} (the number), {count}"
     option(parser, "--post", "COMMAND", text)
+    add_order_arguments(parser)
     flag(parser, "--delete", "remove each shard after --post has succeeded")
     command.add_writing(parser)
 
@@ -69,7 +72,11 @@ def _first_number(text: str) -> int | str:
 def _run(arguments: argparse.Namespace) -> int:
     if arguments.delete and arguments.post is None:
         raise UsageError("--delete removes each shard after --post has succeeded, so it needs --post")
-    reader = SampleReader(arguments, hidden=not stdout_is_apart())  # paths are printed
+    check_order_arguments(arguments)
+    if arguments.order is not None and arguments.max_shards is not None:
+        raise UsageError("--order writes all samples, or those of --slice and --part: leave out --max-shards")
+    make_reader = SampleReader if arguments.order is None else OrderedReader
+    reader = make_reader(arguments, hidden=not stdout_is_apart())  # paths are printed
     finished = Finished(arguments)
     start, stop = finished.next_number, finished.next_number + (arguments.max_shards or math.inf)
     # Only with --force could an output replace an input, perhaps before it is read: refuse if the inputs include a

@@ -24,6 +24,7 @@ from torchdata_wds.format.index.packed import (
     Head,
     Layout,
     digest_of,
+    lookup_check,
     shard_digest,
     table_check,
     text_bytes,
@@ -122,6 +123,7 @@ def pack(columns: Columns) -> bytearray:
         sum(map(len, tags)),
         bytes(8),
         bytes(8),
+        bytes(8),
     )
     layout = Layout.of(head)
     image = bytearray(layout.size)
@@ -140,15 +142,15 @@ def pack(columns: Columns) -> bytearray:
     put(layout.urls, "u1", np.frombuffer(b"".join(urls), np.uint8))
     put(layout.tags, "u1", np.frombuffer(b"".join(tags), np.uint8))
     offsets = put(layout.offsets, "<u8", columns.offsets)
-    checks = np.empty(0, np.uint32)
+    checks, hashes, places = np.empty(0, np.uint32), np.empty(0, np.uint64), np.empty(0, f"<u{layout.place_bytes}")
     if head.known:
         checks = put(layout.checks, "<u4", np.where(is_known, columns.hashes, 0).astype(np.uint32))
         numbers = np.flatnonzero(is_known)
         numbers = numbers[np.argsort(columns.hashes[numbers], kind="stable")]
-        put(layout.hashes, "<u8", columns.hashes[numbers])
-        put(layout.places, f"<u{layout.place_bytes}", numbers)
+        hashes = put(layout.hashes, "<u8", columns.hashes[numbers])
+        places = put(layout.places, f"<u{layout.place_bytes}", numbers)
     digests = put(layout.digests, "<u8", list(_shard_digests(columns, bounds, offsets, checks)))
-    head = head._replace(digest=digest_of(digests))
+    head = head._replace(digest=digest_of(digests), key_check=lookup_check(hashes, places))
     image[: HEAD.size] = HEAD.pack(*head)
     table = memoryview(image)[HEAD_BYTES : layout.offsets]
     image[CHECK_AT : CHECK_AT + 8] = table_check(bytes(image[:HEAD_BYTES]), table)

@@ -190,10 +190,10 @@ class DatasetIndex:
             IndexError: if the shard has no such samples.
             ShardFormatError: if the index is damaged.
         """
-        count = int(self.bounds[shard + 1] - self.bounds[shard])
+        count = self.bounds.item(shard + 1) - self.bounds.item(shard)
         if not 0 <= first <= stop <= count:
             raise IndexError(f"shard {self.shards[shard].url} has {count:,} samples, not {first:,} to {stop:,}")
-        base = shard if self._chosen is None else int(self._chosen[shard])
+        base = shard if self._chosen is None else self._chosen.item(shard)
         return self._packed.offsets(base, first, stop), self._packed.checks(base, first, stop)
 
     def find(self, key: str) -> list[int]:
@@ -218,6 +218,16 @@ class DatasetIndex:
             what = f"the index of these shards has no keys, so that {key!r} cannot be found. Make one with index_shard"
             raise ShardFormatError(what, key=key, kind="index")
         return found
+
+    def verify(self) -> None:
+        """Reads all rows and compares them with the digests of their shards.
+
+        Opening an index checks its table of shards, and `rows` what it reads for sense; this finds any damage.
+
+        Raises:
+            ShardFormatError: if the index is damaged.
+        """
+        self._packed.verify()
 
     @property
     def has_keys(self) -> bool:

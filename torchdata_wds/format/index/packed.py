@@ -11,6 +11,7 @@ begins at a multiple of 8 bytes, the gaps are zeros. With S shards, T samples, K
 | S, T, K | 3 u64 | |
 | url bytes, tag bytes | 2 u64 | sizes of the two texts |
 | digest | 8 bytes | of the whole index, over the digests of the shards |
+| key check | 8 bytes | BLAKE2b of hashes and places |
 | check | 8 bytes | BLAKE2b of the header, with zeros here, and of the table |
 | zeros | | up to byte 128 |
 | bounds | i64 [S + 1] | how many samples lie before each shard |
@@ -34,21 +35,25 @@ from __future__ import annotations
 
 import hashlib
 import struct
+import sys
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from torchdata_wds.errors import ShardFormatError
+from torchdata_wds.format.index import shard_name
 from torchdata_wds.format.index.stores import PACK_AGAIN, Store, damaged
 
 MAGIC = b"WDSINDEX"
 VERSION = 1
 KEY_RULES = ("first_dot", "last_dot")
 COMPRESSED, SPECIAL, KEYED = 1, 2, 4
-HEAD = struct.Struct("<8sIIQQQQQ8s8s")
+HEAD = struct.Struct("<8sIIQQQQQ8s8s8s")
 HEAD_BYTES = 128
 CHECK_AT = HEAD.size - 8
+_STORED = {kind: np.dtype(f"<{kind}") for kind in ("u4", "u8")}
+_IS_LITTLE = sys.byteorder == "little"
 _BLOCK = 8192  # hashes read at once: among 10 million, a hash is seldom 4,000 places from where it is expected
 Array = NDArray[Any]
 
@@ -83,6 +88,7 @@ class PackedIndex:
         self._texts = table, layout.urls - HEAD_BYTES, layout.tags - HEAD_BYTES
         self.known = head.known
         self.check = head.check
+        self._key_check = head.key_check
 
     def url(self, shard: int) -> str:
         """The URL of a shard, as it was listed when the index was made."""
@@ -98,10 +104,10 @@ class PackedIndex:
 
     def offsets(self, shard: int, first: int, stop: int) -> Array:
         """Where the samples of a shard begin, and the last one ends."""
-        at = int(self.bounds[shard]) + shard + first
-        found = self._numbers(self._layout.offsets + 8 * at, "<u8", stop - first + 1)
-        most = self.tar_bytes[shard]
-        if found[-1] > most or (stop > first and not (found[:-1] < found[1:]).all()):
+        at = self.bounds.item(shard) + shard + first
+        found = self._numbers(self._layout.offsets + 8 * at, "u8", stop - first + 1)
+        most = self.tar_bytes.item(shard)
+        if found.item(-1) > most or not (found[:-1] < found[1:]).all():
             what = f"the offsets of samples {first:,} to {stop:,} of shard {self.url(shard)} do not ascend to {most:,}"
             raise damaged(self.store.shown, what)
         return found
@@ -110,8 +116,8 @@ class PackedIndex:
         """The low halves of the hashes of samples' keys; None where they are not known."""
         if not self.flags[shard] & KEYED:
             return None
-        at = int(self.bounds[shard]) + first
-        return self._numbers(self._layout.checks + 4 * at, "<u4", stop - first)
+        at = self.bounds.item(shard) + first
+        return self._numbers(self._layout.checks + 4 * at, "u4", stop - first)
 
     def numbers_of(self, value: int) -> list[int]:
         """The numbers of the samples whose key has a hash, in ascending order."""
@@ -138,22 +144,36 @@ class PackedIndex:
         return sorted(numbers)
 
     def _hashes(self, start: int, stop: int) -> Array:
-        return self._numbers(self._layout.hashes + 8 * start, "<u8", stop - start)
+        return self._numbers(self._layout.hashes + 8 * start, "u8", stop - start)
 
     def places(self, start: int, stop: int) -> Array:
         """The numbers of the samples of some of the sorted hashes."""
         width = self._layout.place_bytes
-        return self._numbers(self._layout.places + width * start, f"<u{width}", stop - start)
+        return self._numbers(self._layout.places + width * start, f"u{width}", stop - start)
+
+    def verify(self) -> None:
+        """Compares all rows with the digests in the table, and hashes and places with their check."""
+        for shard, digest in enumerate(self.digests.tolist()):
+            count = self.bounds.item(shard + 1) - self.bounds.item(shard)
+            offsets, checks = self.offsets(shard, 0, count), self.checks(shard, 0, count)
+            if shard_digest(shard_name(self.url(shard)), offsets, checks) != digest:
+                raise damaged(self.store.shown, f"the rows of shard {self.url(shard)} are not those of its digest")
+        if lookup_check(self._hashes(0, self.known), self.places(0, self.known)) != self._key_check:
+            raise damaged(self.store.shown, "the check over the hashes of its keys is wrong")
 
     def all_hashes(self) -> Array:
         """The hashes of all keys, in the order of samples."""
         hashes = np.zeros(int(self.bounds[-1]), np.uint64)
-        hashes[self.places(0, self.known)] = self._hashes(0, self.known)
+        try:
+            hashes[self.places(0, self.known)] = self._hashes(0, self.known)
+        except IndexError as error:
+            raise damaged(self.store.shown, f"a key is of a sample that there is not: {error}") from None
         return hashes
 
     def _numbers(self, start: int, kind: str, count: int) -> Array:
-        numbers = np.frombuffer(self.store.read(start, count * int(kind[-1])), np.dtype(kind), count)
-        return numbers.astype(numbers.dtype.newbyteorder("="), copy=False)
+        stored = _STORED[kind]
+        numbers = np.frombuffer(self.store.read(start, count * stored.itemsize), stored, count)
+        return numbers if _IS_LITTLE else numbers.astype(stored.newbyteorder("="))
 
 
 class Head(NamedTuple):
@@ -168,6 +188,7 @@ class Head(NamedTuple):
     url_bytes: int
     tag_bytes: int
     digest: bytes
+    key_check: bytes
     check: bytes
 
 
@@ -215,6 +236,13 @@ def shard_digest(name: str, offsets: Array, checks: Array | None) -> int:
 def digest_of(digests: Array) -> bytes:
     """The digest of shards in an order, from their own."""
     return hashlib.blake2b(np.ascontiguousarray(digests, "<u8").data, digest_size=8).digest()
+
+
+def lookup_check(hashes: Array, places: Array) -> bytes:
+    """The check over sorted hashes and their places."""
+    made = hashlib.blake2b(np.ascontiguousarray(hashes, "<u8").data, digest_size=8)
+    made.update(np.ascontiguousarray(places, places.dtype.newbyteorder("<")).data)
+    return made.digest()
 
 
 def text_bytes(text: str) -> bytes:

@@ -26,11 +26,9 @@ class UrlTable:
         self._source = source
         self._entry = entry
         self._by_url: dict[str, int] = {}
-        self._by_name: dict[str, list[str]] = {}
+        self._by_name: dict[str, list[str]] | None = None  # made when it is needed
         for place, url in enumerate(urls):
-            if url not in self._by_url:
-                self._by_url[url] = place
-                self._by_name.setdefault(shard_name(url), []).append(url)
+            self._by_url.setdefault(url, place)
 
     def places(self, urls: Sequence[str]) -> list[int]:
         """Returns the place of the entry of each shard.
@@ -42,6 +40,10 @@ class UrlTable:
         return [self._by_url[url] if url in self._by_url else self._by_base_name(url, taken) for url in urls]
 
     def _by_base_name(self, url: str, taken: dict[str, str]) -> int:
+        if self._by_name is None:
+            self._by_name = {}
+            for known in self._by_url:
+                self._by_name.setdefault(shard_name(known), []).append(known)
         entries = self._by_name.get(shard_name(url), [])
         shown = mask_url(url)
         if not entries:

@@ -100,7 +100,7 @@ class Engine:
             self._stream_seeds = restored.stream_seeds
         self.epoch = self._begun = before if epoch is None else epoch
         if self.order is not None:
-            seeds = self.order.begin(self.epoch, restored, lambda: self._order_seed(draw))
+            seeds = self.order.begin(self.epoch, restored, self.seed, lambda: self._agree(draw(None)[1])[0])
         elif self.seed is None:
             self._drawn, drawn = draw(restored.generator if restored is not None and restored.in_epoch else None)
             seeds = self._agree(drawn)
@@ -191,14 +191,12 @@ class Engine:
         )
 
     def _order_checkpoint(self, order: JobOrder, delivered: int | None) -> Checkpoint:
+        if order.seed is None:  # no epoch has begun
+            return Checkpoint({}, self._begun, False, None, None, None)
         if self._begun != self.epoch or not self.in_epoch:
-            return Checkpoint({}, self._begun, False, None, None, None, order.state(0))
+            return order.checkpoint(self._begun, 0)
         run = self.graph.runs[0]
-        items = run.streams.taken_for(taken_by(self.graph.end, run, delivered))
-        return Checkpoint({}, self.epoch, True, None, None, None, order.state(items))
-
-    def _order_seed(self, draw: Draw) -> int:
-        return self._agree(draw(None)[1])[0] if self.seed is None else self.seed
+        return order.checkpoint_after(run.streams.taken_for(taken_by(self.graph.end, run, delivered)))
 
     def close(self) -> None:
         """Ends the workers; idempotent."""

@@ -25,6 +25,7 @@ from torchdata_wds.pipes.resume_facts import Step, said_by
 from torchdata_wds.pipes.samples.collate import wds_collate
 from torchdata_wds.pipes.streams.epoch import share_of
 from torchdata_wds.workers.graphs import find_branches
+from torchdata_wds.workers.resume.job_order import find_order
 from torchdata_wds.workers.resume.planner import is_one_to_one, is_torchdata
 from torchdata_wds.workers.sample_counts import COUNTED, STATED, samples_per_worker, unknown_length
 
@@ -81,6 +82,9 @@ def items_per_epoch(datapipe: IterDataPipe[Any], ranks: Place, num_workers: int)
     branches = {id(branch) for branch in (find_branches(datapipe) if has_border else [datapipe])}
     totals = set()
     try:
+        order = find_order(datapipe)
+        if order is not None and not any(is_torchdata(stage, "LengthSetter") for stage in stages):
+            return order.count_items(ranks)
         for epoch in range(workers if rotates else 1):
             in_workers = _Counter(ranks, workers, epoch)
             totals.add(_Counter(ranks, 1, epoch, branches, in_workers).count(datapipe).total)

@@ -20,7 +20,7 @@ from torchdata_wds.pipes.base import Pipe
 from torchdata_wds.pipes.chain_text import form_name, short_name
 from torchdata_wds.pipes.division import check_workers
 from torchdata_wds.pipes.order.blocks import Share, blocks, count_samples
-from torchdata_wds.pipes.order.reading import Item, Lookup, items_of, read_items
+from torchdata_wds.pipes.order.reading import Item, Lookup, items_of, parts_of, read_items
 from torchdata_wds.pipes.running import running_pipes
 from torchdata_wds.pipes.samples.map import HandlingPipe
 from torchdata_wds.pipes.seeds import mix
@@ -44,7 +44,9 @@ class OrderPoint(NamedTuple):
     seed: int
     epoch: int  # its number, from 0
     base: int  # the first position
-    block: int  # how many samples make one item of the graph
+    block: int  # how many samples one consumer takes before the next one's turn
+    item: int  # how many samples make one item of the graph: a divisor of `block`
+    worker: int | None = None  # the worker whose turn is first, in this consumer's count; None for its own place
 
     @property
     def stream_seeds(self) -> tuple[int, int]:
@@ -153,12 +155,15 @@ class OrderedPipe(HandlingPipe[dict[str, Any]]):
         self._feed = None
 
     def _feed_from(self, point: OrderPoint) -> _Feed:
-        contents, seed, epoch, base, block = point
+        contents, seed, epoch, base, block, item, worker = point
         share = Share(*self.grid())
+        if worker is not None:
+            share = share._replace(worker=worker)
         check_share(form_name(self), contents.total, share.ranks, block, self.even)
 
         def items() -> Iterator[Item]:
-            return items_of(blocks(contents.total, base, share, block, self.even), block)
+            found = items_of(blocks(contents.total, base, share, block, self.even), block)
+            return found if item == block else parts_of(found, item)
 
         ahead = self._ahead(contents) if self.read_ahead is None else self.read_ahead
         lookup = self._lookup(contents, seed, epoch)
@@ -213,7 +218,7 @@ class OrderedPipe(HandlingPipe[dict[str, Any]]):
         seed = self.seed if drawn is None else drawn if self.seed is None else mix(self.seed, drawn)
         if seed is None and self.grid()[::2] == (1, 1):
             seed = int(torch.empty((), dtype=torch.int64).random_().item())
-        return OrderPoint(self.contents(), seed or 0, epoch, 0, self.block)
+        return OrderPoint(self.contents(), seed or 0, epoch, 0, self.block, self.block)
 
     def _agreed(self) -> AgreedIterDataPipe:
         agreed: AgreedIterDataPipe = self.source_datapipe.source_datapipe

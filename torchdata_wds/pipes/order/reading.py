@@ -43,6 +43,24 @@ def items_of(blocks: Iterable[Block], size: int) -> Iterator[Item]:
         yield Item(tuple(waiting))
 
 
+def parts_of(items: Iterable[Item], size: int) -> Iterator[Item]:
+    """Cuts items into those of `size` samples."""
+    for item in items:
+        part: list[Block] = []
+        room = size
+        for start, stop, padding in item.blocks:
+            while start < stop:
+                end = min(stop, start + room)
+                part.append(Block(start, end, padding))
+                room -= end - start
+                start = end
+                if not room:
+                    yield Item(tuple(part))
+                    part, room = [], size
+        if part:
+            yield Item(tuple(part))
+
+
 class _Window:
     """The samples at some positions, in order, as far as they have been read."""
 

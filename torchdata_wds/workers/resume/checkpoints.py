@@ -118,6 +118,11 @@ class OrderState(NamedTuple):
     seed: int | None  # None if it is the loader's
     position: int  # how many samples of the epoch are done, over all ranks
 
+    def to_plain(self, epoch: int) -> dict[str, Any]:
+        """Returns the state as a flat dict; `epoch` is the number of its epoch, from 0."""
+        place = {"epoch": epoch, "position": self.position}
+        return {"version": UNSTARTED["version"], "index": self.digest, "seed": self.seed, **place}
+
 
 class Checkpoint(NamedTuple):
     """The state of a loader, in plain values only, so that it stays the same through JSON and ``torch.load``."""
@@ -133,9 +138,8 @@ class Checkpoint(NamedTuple):
     def to_plain(self) -> dict[str, Any]:
         """Returns the state as a flat dict with constant keys."""
         if self.order is not None:
-            index, seed, position = self.order
-            place = {"epoch": self.epoch - self.in_epoch, "position": position if self.in_epoch else 0}
-            return {"version": UNSTARTED["version"], "index": index, "seed": seed, **place}
+            order = self.order if self.in_epoch else self.order._replace(position=0)
+            return order.to_plain(self.epoch - self.in_epoch)
         # Outside of "state" is what people want to read. "item" counts those delivered in the epoch, over all workers.
         inside = {name: value for name, value in self._asdict().items() if name not in UNSTARTED}
         return {

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import Batcher
 
+from torchdata_wds.consumers import Place
 from torchdata_wds.pipes.chain_text import form_name, sources_of, stages_of
-from torchdata_wds.pipes.order.blocks import step_end
-from torchdata_wds.pipes.order.ordered_pipe import Contents, OrderedPipe, OrderPoint
+from torchdata_wds.pipes.order.blocks import Share, count_samples, step_end
+from torchdata_wds.pipes.order.ordered_pipe import Contents, OrderedPipe, OrderPoint, check_share
 from torchdata_wds.pipes.resume_facts import said_by
 from torchdata_wds.pipes.seeds import Seeds
 from torchdata_wds.workers.resume.checkpoints import Checkpoint, OrderState, Streams
@@ -46,44 +48,71 @@ class OrderedStreams(Streams):
 class JobOrder:
     """The order that a loader's graph follows, and where the job is in it."""
 
-    def __init__(self, pipe: OrderedPipe, block: int) -> None:
-        self.pipe, self.block = pipe, block
+    def __init__(self, pipe: OrderedPipe, batchers: list[Batcher]) -> None:
+        self.pipe = pipe
+        self.block = math.prod(batcher.batch_size for batcher in batchers)  # how many samples make an item
+        self._batchers = batchers  # from the first to the last
         self.seed: int | None = None  # that of the running epoch
         self._contents: Contents | None = None
-        self._base = self._ranks = 0
+        self._ranks = 1
 
     @property
     def is_seeded(self) -> bool:
         """Whether the order has a seed of its own."""
         return self.pipe.seed is not None
 
-    def begin(self, number: int, restored: Checkpoint | None, draw: Callable[[], int]) -> Seeds:
-        """Begins epoch `number`; `draw` returns the loader's seed, drawn if it has none. Returns the epoch's seeds."""
+    def begin(self, number: int, restored: Checkpoint | None, seed: int | None, draw: Callable[[], int]) -> Seeds:
+        """Begins epoch `number`; returns its seeds. `seed` is the loader's; `draw` returns one where it has none."""
         state = None if restored is None else restored.order
         self._contents = contents = self.pipe.contents()
+        given = seed if self.pipe.seed is None else self.pipe.seed
         if state is not None:
-            _check_state(state, contents, self.pipe.seed)
-        if self.pipe.seed is not None:
-            self.seed = self.pipe.seed
-        elif state is not None and state.seed is not None:
+            _check_state(state, contents, given)
             self.seed = state.seed
+        if given is not None:
+            self.seed = given
         elif self.seed is None:
             self.seed = draw()
         is_inside = restored is not None and restored.in_epoch and restored.epoch == number + 1
-        self._base = state.position if state is not None and is_inside else 0
+        base = state.position if state is not None and is_inside else 0
         self._ranks = self.pipe.grid().ranks
-        self.point = OrderPoint(contents, self.seed, number, self._base, self.block)
+        self.point = OrderPoint(contents, self.seed, number, base, self.block, self.block)
         return self.point.stream_seeds
+
+    def count_items(self, ranks: Place) -> int:
+        """Returns how many items a rank gets in an epoch, over all of its workers."""
+        check_share(form_name(self.pipe), self.total, ranks.consumers, self.block, self.pipe.even)
+        steps, rest = divmod(self.total, ranks.consumers * self.block)
+        # 10 samples, 2 ranks, batches of 3: after one step, rank 0 has a batch of 3 more, and rank 1 one of 1.
+        last = count_samples(self.total, self.total - rest, Share(*ranks), self.block, self.pipe.even)
+        return steps + self.batched(last)
+
+    def batched(self, samples: int) -> int:
+        """Returns how many items the stages after the order make of samples that one consumer reads."""
+        count = samples
+        for batcher in self._batchers:
+            count = count // batcher.batch_size if batcher.drop_last else -(-count // batcher.batch_size)
+        return count
+
+    @property
+    def total(self) -> int:
+        """How many positions an epoch has: the running one, else the next."""
+        return (self._contents or self.pipe.contents()).total
 
     def streams(self, workers: int) -> OrderedStreams:
         """Returns the streams of the epoch begun last."""
         return OrderedStreams(workers, self.point)
 
-    def state(self, items: int) -> OrderState:
-        """Returns the state after `items` items on each rank since the epoch began or was resumed."""
+    def checkpoint(self, number: int, position: int) -> Checkpoint:
+        """Returns the state at a position of epoch `number`."""
         assert self._contents is not None
-        position = step_end(self._contents.total, self._base, self._ranks, self.block, items)
-        return OrderState(self._contents.digest, self.seed, position)
+        order = OrderState(self._contents.digest, self.seed, position)
+        return Checkpoint({}, number + bool(position), bool(position), None, None, None, order)
+
+    def checkpoint_after(self, items: int) -> Checkpoint:
+        """Returns the state after `items` items on each rank since the running epoch began or was resumed."""
+        position = step_end(self.total, self.point.base, self._ranks, self.block, items)
+        return self.checkpoint(self.point.epoch, position)
 
 
 def check_kind(restored: Checkpoint | None, order: JobOrder | None) -> None:
@@ -121,7 +150,8 @@ def find_order(end: IterDataPipe[Any]) -> JobOrder | None:
     """
     if not any(said_by(stage, "is_ordered") for stage in stages_of(end)):
         return None
-    block, pipe = 1, end
+    batchers: list[Batcher] = []
+    pipe = end
     while not said_by(pipe, "is_ordered"):
         sources = sources_of(pipe)
         if len(sources) != 1:
@@ -129,12 +159,12 @@ def find_order(end: IterDataPipe[Any]) -> JobOrder | None:
         if type(pipe) is Batcher:
             if not all(stage.is_replicable() for stage in stages_of(pipe) if hasattr(stage, "is_replicable")):
                 raise _refused(pipe, "runs in the main process", "put .batch(n) before .join_workers()")
-            block *= pipe.batch_size
+            batchers.insert(0, pipe)
         elif not is_one_to_one(pipe) and not is_torchdata(pipe, "PinMemory"):
             raise _refused(pipe, "may yield more, fewer or other items than it takes")
         (pipe,) = sources
     assert isinstance(pipe, OrderedPipe)
-    return JobOrder(pipe, block)
+    return JobOrder(pipe, batchers)
 
 
 def _refused(pipe: Any, why: str, cure: str = "") -> ValueError:

@@ -6,15 +6,12 @@ The loader's workers may end with each epoch and remember no earlier one, so epo
 from __future__ import annotations
 
 import math
-import os
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from multiprocessing.context import get_spawning_popen
 from types import FrameType
 from typing import Any, NamedTuple
 
-import torch
 from torch.utils.data import IterableDataset, IterDataPipe, get_worker_info
 from torch.utils.data.datapipes.iter import Batcher
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
@@ -25,77 +22,20 @@ from torchdata_wds.pipes.seeds import Seeds, mix
 from torchdata_wds.workers.graphs import LocalIterDataPipe, find_branches
 from torchdata_wds.workers.lengths import items_per_epoch
 from torchdata_wds.workers.resume import signatures
-from torchdata_wds.workers.resume.checkpoints import UNSTARTED, Checkpoint, Streams, pack_streams, unpack_streams
+from torchdata_wds.workers.resume.checkpoints import (
+    UNSTARTED,
+    Checkpoint,
+    OrderState,
+    Streams,
+    pack_streams,
+    unpack_streams,
+)
+from torchdata_wds.workers.resume.epoch_numbers import EpochNumbers, iteration_key
+from torchdata_wds.workers.resume.job_order import find_order
 from torchdata_wds.workers.resume.planner import find_chain
+from torchdata_wds.workers.resume.worker_order import WorkerOrder, count_items, states_in
 from torchdata_wds.workers.sample_counts import unknown_length
 from torchdata_wds.workers.skips import log_skips
-
-#: Places in that memory: the epoch number set last, how often one was set, the next epoch, and recent iterations.
-_SET, _TIMES, _LAST, _RECENT = range(4)
-_RECENT_COUNT = 16
-_EPOCH_LIMIT = 2**31
-_TIMES_BITS = 22
-
-
-class EpochNumbers:
-    """Counts the epochs of a dataset across all processes forked or spawned with it."""
-
-    # The first worker of an iteration takes the next number and notes it under the iteration's key, where the others
-    # find it. Two that begin at once need no lock: both read the same next epoch, say 7, and write the same (this key
-    # has 7, next is 8). That works because each entry is one int64, and the iteration is noted before the next epoch.
-    # Entries pack two numbers: an iteration is key << 32 | epoch, the next epoch is times set << 40 | epoch.
-
-    def __init__(self) -> None:
-        size = _RECENT + _RECENT_COUNT
-        self._memory: torch.Tensor = torch.zeros(size, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
-
-    def __getstate__(self) -> dict[str, Any]:
-        if get_spawning_popen() is not None:
-            return {"_memory": self._memory}
-        copy = EpochNumbers()  # an independent one, which has counted nothing yet
-        copy._memory[:_LAST] = self._memory[:_LAST]
-        return vars(copy)
-
-    def set(self, epoch: int) -> None:
-        """Sets the number of the coming epoch."""
-        self._memory[_SET] = checked_int("epoch", epoch, 0, _EPOCH_LIMIT - 1)
-        self._memory[_TIMES] += 1
-
-    @property
-    def given(self) -> tuple[int, int]:
-        """The number set last, and how often one was set."""
-        return int(self._memory[_SET]), int(self._memory[_TIMES])
-
-    def begin(self, key: int) -> int:
-        """Returns the epoch's number to a worker of an iteration that has just begun."""
-        last = int(self._memory[_LAST])  # read first: another worker of this iteration may advance it
-        recent = int(self._memory[_RECENT + key % _RECENT_COUNT])
-        if recent >> 32 == key:
-            return recent % 2**32
-        given, times = self.given
-        epoch = given if times % 2**_TIMES_BITS != last >> 40 else last % 2**40
-        self.note(key, epoch)
-        return epoch
-
-    def note(self, key: int, epoch: int) -> None:
-        """Notes the epoch number of an iteration; the next iteration gets the following one, unless another is set."""
-        self._memory[_RECENT + key % _RECENT_COUNT] = key << 32 | epoch
-        self._memory[_LAST] = self.given[1] % 2**_TIMES_BITS << 40 | epoch + 1
-
-
-def iteration_key() -> int:
-    """Returns a positive number shared by exactly the workers of one iteration of torch's DataLoader."""
-    # They share a base seed, which a program may reset to the same value each epoch, and a pipe to the main process.
-    worker = get_worker_info()
-    assert worker is not None
-    pipe = 0
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_name == "_worker_loop":
-            with suppress(AttributeError, OSError):  # another version of torch may have no such pipe
-                pipe = os.fstat(getattr(frame.f_locals.get("data_queue"), "_writer").fileno()).st_ino  # noqa: B009
-        frame = frame.f_back
-    return mix(worker.seed - worker.id, pipe) % (2**31 - 1) + 1
 
 
 class _Asking(NamedTuple):
@@ -174,12 +114,14 @@ class StatefulPipeline(IterableDataset[Any]):
         self._numbers = EpochNumbers()
         self._seen = 0
         self._restored: dict[str, Any] | None = None
+        self._sought = (0, 0)  # an epoch's number, and the position at which it begins
         self._forget()
 
     def _forget(self) -> None:
         """Resets everything that is known about earlier epochs."""
         self._place: Grid | None = None
         self._run: LocalIterDataPipe | None = None
+        self._order: WorkerOrder | None = None
         self._signature: signatures.Signature = {}
         self._epoch = -1
         self._stream_seeds: Seeds = (0, 0)  # those of the epoch in which the stream began that wds_epoch cuts
@@ -190,7 +132,7 @@ class StatefulPipeline(IterableDataset[Any]):
         copy = StatefulPipeline(self.pipe, seed=self.seed, length=self.length)  # one that starts from the beginning
         # A spawned worker is not in the group of ranks, and could not look them up.
         copy.ranks = self.ranks if get_spawning_popen() is None else self.ranks or rank_place()
-        return {**vars(copy), "_numbers": self._numbers, "_restored": self._restored}
+        return {**vars(copy), "_numbers": self._numbers, "_restored": self._restored, "_sought": self._sought}
 
     def set_epoch(self, epoch: int) -> None:
         """Sets the number of the coming epoch; later ones count on from it."""
@@ -206,6 +148,9 @@ class StatefulPipeline(IterableDataset[Any]):
                 "a DataLoader runs the stages after .join_workers() in each worker, on that worker's stream alone"
             )
         ranks = self.ranks or rank_place()
+        order = find_order(self.pipe)
+        if order is not None:
+            return count_items(order, ranks, loader.num_workers, loader.batch_size, drop_last=loader.drop_last)
         if loader.batch_size is None:
             return items_per_epoch(self.pipe, ranks, loader.num_workers)
         # The loader divides this by the batch size; but each worker makes a last, shorter batch of its own.
@@ -222,6 +167,8 @@ class StatefulPipeline(IterableDataset[Any]):
         is_new = self._run is None
         run = self._run or self._start(place)
         self._packed.clear()
+        if self._order is not None:
+            return self._items_in_order(self._order, run, restored, is_new=is_new)
         if restored is not None:
             state = Checkpoint.from_plain(restored)
             signatures.check_signature(state.signature, self._signature)
@@ -239,6 +186,40 @@ class StatefulPipeline(IterableDataset[Any]):
         run.streams.epoch = self._epoch
         run.begin(self._seeds(self._epoch), run.streams)
         return self._items(run)
+
+    def _items_in_order(
+        self, order: WorkerOrder, run: LocalIterDataPipe, state: dict[str, Any] | None, *, is_new: bool
+    ) -> Iterator[Any]:
+        """Begins an epoch of a graph that follows a global order."""
+        self._epoch = self._count(is_new, None if state is None else state.get("epoch"))
+        if state is None and self._epoch == self._sought[0]:
+            state = OrderState("", self.seed, self._sought[1]).to_plain(self._epoch)
+        seeds, streams = order.begin(self._epoch, state, self.seed)
+        self._is_over = False
+        streams.epoch = self._epoch
+        run.begin(seeds, streams)
+        return self._items(run)
+
+    def seek(self, position: int, *, epoch: int = 0) -> None:
+        """Makes an epoch begin at a position in its global order, and that epoch the next one.
+
+        Call it before the loader is iterated, in all ranks alike: `position` is a number of samples, from 0. It goes on
+        where another job has stopped, with any number of ranks and workers: see `position_in`.
+        """
+        self._sought = checked_int("epoch", epoch, 0), checked_int("position", position, 0)
+        self.set_epoch(epoch)
+
+    @staticmethod
+    def position_in(state: Any) -> tuple[int, int]:
+        """Returns the number of the epoch, and the position in it, from the state of a loader over a global order.
+
+        Raises:
+            ValueError: if the state holds no position.
+        """
+        places = [(found["epoch"], found["position"]) for found in states_in(state)]
+        if not places:
+            raise ValueError("this is not the state of a loader whose graph begins with load_in_order")
+        return min(places)
 
     def _count(self, is_new: bool, epoch: int | None = None) -> int:
         """Returns the number of the new epoch (`epoch`, if a state gives it), and notes it for later workers."""
@@ -266,6 +247,8 @@ class StatefulPipeline(IterableDataset[Any]):
         run = self._run
         if run is None:
             return UNSTARTED.copy() if self._restored is None else self._restored
+        if self._order is not None:
+            return self._order.state(run.streams.taken, is_over=self._is_over)
         run.wait_for_facts()
         streams = run.streams
         facts = streams.facts[0]
@@ -292,6 +275,8 @@ class StatefulPipeline(IterableDataset[Any]):
     def _start(self, place: Grid) -> LocalIterDataPipe:
         """Divides the work, and sets up the graph's run in this process."""
         ranks, rank, workers, worker = self._place = place
+        order = find_order(self.pipe)
+        self._order = None if order is None else WorkerOrder(order, place)
         shards = signatures.describe_shards(self.pipe)
         # Workers keep a state each: all of them together describe as much as one would alone.
         shards["contents"] = [found[worker :: max(workers, 1)] for found in shards["contents"]]

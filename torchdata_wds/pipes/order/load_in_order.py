@@ -50,7 +50,8 @@ class OrderedLoaderIterDataPipe(OrderedPipe):
         run: How many neighbours stay together; they are read at once. 1 shuffles perfectly.
         even: What to do if the samples do not divide by the number of ranks: ``"drop"`` leaves out up to ranks - 1,
             ``"pad"`` repeats up to ranks - 1, marked ``__pad__: True``. None gives the first ranks more.
-        seed: Determines the order; None takes that of the loader.
+        seed: Determines the order, with the epoch's number; None takes the loader's seed. Under torch's DataLoader the
+            order also depends on the seed that it draws for each epoch.
         block: Under loaders of other packages: how many samples to take from one place before the next consumer's turn,
             best the batch size.
         keys: The rule for names, as in ``group_by_key``; the index must have been made with it.

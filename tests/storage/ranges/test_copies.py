@@ -11,7 +11,7 @@ import pytest
 
 from tests.kits.cache_server import CacheServer, cache_server
 from tests.kits.processes import in_child, open_files
-from torchdata_wds.errors import ShardFormatError, ShardOpenError
+from torchdata_wds.errors import ChangedShardError, ShardFormatError, ShardOpenError
 from torchdata_wds.storage.byte_streams import StoredVersion
 from torchdata_wds.storage.cache import ShardCache
 from torchdata_wds.storage.cache.locked_files import tag_of
@@ -138,6 +138,18 @@ def test_errors_of_the_source_are_raised(web: CacheServer, tmp_path: Path) -> No
         with pytest.raises(ShardOpenError, match="broke off"):
             ranges.read(url, 5, 9)
     assert not copies(tmp_path)
+
+
+def test_errors_of_a_copy_name_the_shard(web: CacheServer, tmp_path: Path) -> None:
+    """And the file."""
+    url = web.put("a.tar?sig=hidden", DATA)
+    message = r"copies.*ends at byte 51,200.*\(the copy in the cache of shard http://.*a.tar\?sig=\*\*\*\)"
+    with (
+        ShardRanges(cache=tmp_path / "copies") as ranges,
+        pytest.raises(ChangedShardError, match=message) as caught,
+    ):
+        ranges.read(url, 5, len(DATA) + 9)
+    assert caught.value.shard == url.replace("hidden", "***")
 
 
 @pytest.mark.parametrize("cache", [1, "", ShardCache("/tmp/x", is_named_by_digest=False)])

@@ -96,13 +96,14 @@ class ShardRanges:
         reader = self._local.get(text) or self._remote.get(text)
         for remaining in reversed(range(_TIMES)):
             try:
-                return (reader or self._open(text, version)).read(start, stop, version)
+                reader = reader or self._open(text, version)
+                return reader.read(start, stop, version)
             except WdsError as error:
                 # The next read opens the shard anew: it may be repaired by then.
                 self._local.drop(text)
                 self._remote.drop(text)
                 if not (remaining and isinstance(error, StaleError)):
-                    _raise_named(error, self._place(text))
+                    _raise_named(error, self._place(text), is_copy=reader is not None and reader.is_copy)
                 reader = None
         raise AssertionError
 
@@ -177,11 +178,12 @@ def _reader_of(place: Place) -> RangeReader:
     return StoreRanges(place)
 
 
-def _raise_named(error: WdsError, place: Place) -> NoReturn:
+def _raise_named(error: WdsError, place: Place, *, is_copy: bool = False) -> NoReturn:
     """Raises an error with the URL by which the shard was listed, where the place is another."""
-    why = "AIStore's address of" if place.scheme == AIS else "where a rewriting rule looks for"
+    why = "the copy in the cache of" if is_copy else "where a rewriting rule looks for" if place.is_moved else ""
+    why = "AIStore's address of" if place.scheme == AIS and not is_copy else why
     try:
-        with naming(place.name, why) if place.is_moved or place.scheme == AIS else contextlib.nullcontext():
+        with naming(place.name, why) if why else contextlib.nullcontext():
             raise error
     finally:
         del error  # with its traceback, it would keep the file open until the next garbage collection

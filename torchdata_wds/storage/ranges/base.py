@@ -9,6 +9,8 @@ from torchdata_wds.storage.byte_streams import StoredVersion
 class RangeReader(Protocol):
     """A shard whose bytes can be read from several threads, and in any order."""
 
+    is_copy: bool  # whether it is a copy in a cache folder
+
     def read(self, start: int, stop: int, version: StoredVersion | None) -> bytes:
         """Reads the stored bytes from `start` up to `stop`; raises ChangedShardError if it is not this version."""
 

@@ -30,9 +30,8 @@ def open_copy(cache: ShardCache, place: Place, version: StoredVersion | None) ->
     file = cache.make(url, path, facts)
     if file is None:
         return None
-    shard = f"{place.shown} (its copy {path})"
     try:
         known = StoredVersion(os.fstat(file.fileno()).st_size, tag_of(file.fileno()))
-        return LocalRanges(shard, os.dup(file.fileno()), known)
+        return LocalRanges(path, os.dup(file.fileno()), known)
     finally:
         file.leave()  # the duplicate keeps the lock that prevents eviction

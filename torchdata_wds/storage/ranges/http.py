@@ -12,7 +12,7 @@ from torchdata_wds.storage.urls import cannot_open
 class HttpRanges:
     """A shard on a web server; holds no connection, since the process's pool has them."""
 
-    __slots__ = ("_options", "_place")
+    is_copy = False
 
     def __init__(self, place: Place) -> None:
         if wrong := malformation(place.url):

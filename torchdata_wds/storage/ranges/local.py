@@ -15,7 +15,7 @@ from torchdata_wds.storage.urls import cannot_open, local_path
 class LocalRanges:
     """An open file. Dropping the last reference closes it, so a thread that still reads is never interrupted."""
 
-    __slots__ = ("_descriptor", "_is_copy", "_links", "_mtime", "_shard", "_size", "_version")
+    __slots__ = ("_descriptor", "_links", "_mtime", "_shard", "_size", "_version", "is_copy")
 
     def __init__(self, shard: str, descriptor: int, known: StoredVersion | None = None) -> None:
         self._shard = shard
@@ -23,7 +23,7 @@ class LocalRanges:
         status = os.fstat(descriptor)
         self._mtime, self._size, self._links = status.st_mtime_ns, status.st_size, status.st_nlink
         self._version = known or StoredVersion.of_file(status)
-        self._is_copy = known is not None  # a copy is never changed
+        self.is_copy = known is not None  # a copy is never changed
 
     @classmethod
     def open(cls, place: Place) -> "LocalRanges":
@@ -42,7 +42,7 @@ class LocalRanges:
         except OSError as error:
             raise self._failed(error, start) from error
         if status.st_mtime_ns != self._mtime or status.st_size != self._size or status.st_nlink != self._links:
-            if self._is_copy or (self._links and not status.st_nlink):
+            if self.is_copy or (self._links and not status.st_nlink):
                 raise stale(self._shard)
             self._version = StoredVersion.of_file(status)  # first: another thread may compare the next line's values
             self._mtime, self._size, self._links = status.st_mtime_ns, status.st_size, status.st_nlink

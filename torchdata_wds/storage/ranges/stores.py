@@ -18,7 +18,7 @@ from torchdata_wds.storage.sources.fsspec import OPEN_RETRIES, RETRIES, connect,
 T = TypeVar("T")
 
 #: Seconds after which a store that does not check the version of each request itself is asked for the version again.
-_TRUSTED_SECONDS = 10.0
+_TRUSTED_SECONDS = 30.0
 
 
 #: The clients of this process, by class and arguments.
@@ -44,9 +44,11 @@ def _connect_once(place: Place) -> tuple[Any, str]:
 class StoreRanges:
     """A shard in a store.
 
-    S3 gets the expected ETag with each request. Of other stores, the version is asked for with the first read, and
-    then every 10 seconds: with each read, it would double the number of requests.
+    S3 gets the expected ETag with each request. Other stores are asked for the version with the first read, and then
+    with those that are 30 seconds later: with each read, that would double the number of requests.
     """
+
+    is_copy = False
 
     def __init__(self, place: Place) -> None:
         self._place = place
@@ -56,7 +58,6 @@ class StoreRanges:
     def read(self, start: int, stop: int, version: StoredVersion | None) -> bytes:
         """Reads a range; raises StaleError if the shard was replaced since it was opened."""
         if not self._is_pinned and time.monotonic() - self._looked > _TRUSTED_SECONDS:
-            self._forget()
             self._look()
         shard, known = self._place.shown, self._version
         if version is not None and known is not None and (difference := version.difference(known)):
@@ -77,7 +78,8 @@ class StoreRanges:
         return self._version
 
     def _look(self) -> None:
-        """Opens the shard, which sends one request at most, for its size and version."""
+        """Opens the shard, which sends a request for its size and version."""
+        self._forget()  # a listing may be older than the shard
         self._looked = time.monotonic()
         file, details = self._attempt(self._open, OPEN_RETRIES)
         size = details.get("size", getattr(file, "size", None))
@@ -116,13 +118,12 @@ class StoreRanges:
         except OSError as error:
             if type(error).__name__ != "FileExpired":
                 raise
-            self._forget()
             raise stale(self._place.shown) from masked_cause(error)
 
     def _forget(self) -> None:
-        """Drops what the client knows from listings."""
+        """Drops what the client knows of this shard from listings."""
         with contextlib.suppress(Exception):
-            self._filesystem.invalidate_cache()
+            self._filesystem.invalidate_cache(self._path)
 
     def _attempt(self, work: Callable[[], T], retries: int) -> T:
         shard = self._place.shown

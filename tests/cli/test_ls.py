@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
-from tests.kits.shards import sample_members, tar_bytes, text_samples, write_tar, write_text_shards
+from tests.kits.shards import sample_members, tar_bytes, text_keys, text_samples, write_tar, write_text_shards
 from tests.kits.tar_blocks import END, pax_sparse
 from tests.kits.tool_kit import run_wds
+from torchdata_wds.format.index.columns import key_check
+from torchdata_wds.format.index.dataset import DatasetIndex
 from torchdata_wds.storage.sources.local import LocalFile
 
 MEMBERS = [*sample_members("a/1", cls=b"1", jpg=b"x" * 1234), *sample_members("a/02", jpg=b"x" * 20, txt=b"")]
@@ -230,3 +232,28 @@ def test_ls_refuses_an_index_that_does_not_fit(tmp_path: Path) -> None:
     assert "the index says" in done.err
     assert "which is sparse" in done.err
     assert run_wds("ls", "--index", "-").status == 2
+
+
+def test_ls_lists_a_packed_index(tmp_path: Path) -> None:
+    """Numbers, hashes of keys and places of samples, all or those of some shards; the shards are not opened."""
+    urls = write_text_shards(tmp_path, (2, 0, 3))
+    pack = tmp_path / "all.pack"
+    assert run_wds("index", *urls, "--pack", pack, "-p", "1").status == 0
+    index = DatasetIndex.load(pack)
+    sizes = [Path(url).stat().st_size for url in urls]
+    for url in urls:
+        Path(url).unlink()
+    done = run_wds("ls", "--pack", pack)
+    hashes = [f"{key_check(key) & 0xFFFFFFFF:08x}" for key in text_keys((2, 0, 3))]
+    assert done.status == 0
+    assert done.text.splitlines()[1] == f"1  {hashes[1]}  {urls[0]}  3,072 B at 3,072"
+    assert f"wds: {urls[2]}: 3 samples, {sizes[2]:,} bytes\n" in done.err
+    assert f"wds: digest {index.digest}, --keys first_dot\n" in done.err
+    done = run_wds("ls", "--pack", pack, "--json", "--slice", "2:5:2")
+    assert [json.loads(line) for line in done.text.splitlines()] == [
+        {"number": number, "key_hash": hashes[number], "shard": urls[2], "start": start, "size": 3072}
+        for number, start in ((2, 0), (4, 6144))
+    ]
+    assert run_wds("ls", "-q", "--pack", pack, urls[2]).text.splitlines()[0].startswith(f"{urls[2]}: 3 samples")
+    assert run_wds("ls", "--pack", pack, tmp_path / "other.tar").status == 1
+    assert run_wds("ls", "--pack", pack, "--index").status == 2

@@ -13,12 +13,16 @@ from contextlib import closing
 from itertools import chain
 from typing import Any, cast
 
-from torchdata_wds.cli.command import Command, flag, usage_checked
-from torchdata_wds.cli.inputs import SampleReader, add_input_arguments
+import numpy as np
+
+from torchdata_wds.cli.command import Command, UsageError, flag, option, usage_checked
+from torchdata_wds.cli.inputs import SampleReader, add_input_arguments, list_inputs
 from torchdata_wds.cli.outputs import write_line
+from torchdata_wds.cli.sample_order import ChosenNumbers
 from torchdata_wds.cli.terminal import counted, printable, say
 from torchdata_wds.errors import ShardFormatError, WdsError
 from torchdata_wds.format.index import ShardIndex
+from torchdata_wds.format.index.dataset import DatasetIndex
 from torchdata_wds.format.index.scan import read_sizes
 from torchdata_wds.format.index.slices import check_size, slice_members
 from torchdata_wds.format.samples.grouping import group_members
@@ -26,6 +30,7 @@ from torchdata_wds.format.samples.names import is_metadata, key_splitter
 from torchdata_wds.format.tar.members import Mark, ShardMember, Unit
 from torchdata_wds.storage import mask_url
 
+_BLOCK = 1024  # samples of a packed index that are looked up at once
 _WIDEST_KEY = 60  # a longer key shifts only its own line
 _COUNTED = ("samples", "members", "bytes")
 Sized = tuple[dict[str, Any], dict[str, int]]  # a sample, and the sizes of its fields
@@ -35,10 +40,14 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_input_arguments(parser)
     flag(parser, "--json", "one JSON object per line: key, shard, fields, bytes")
     flag(parser, "--index", "list the samples that the indexes of the shards name, without reading the shards")
+    text = "list what the file of 'wds index --pack' has: number, place and hash of the key of each sample"
+    option(parser, "--pack", "FILE", text)
     flag(parser, "-q --totals", "print only the counts, to standard output")
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    if arguments.pack is not None:
+        return _list_packed(arguments)
     reader = SizeReader(arguments)
     lines = _json_lines if arguments.json else _columns
     with closing(reader.sizes()) as samples:
@@ -145,12 +154,53 @@ def _columns(samples: Iterable[Sized]) -> Iterator[str]:
 
 def _totals(shards: list[tuple[str, dict[str, int]]], *, as_json: bool) -> Iterator[str]:
     """Yields a line per shard and one for all; as JSON, the last has the number of shards instead of a name."""
-    total = {name: sum(counts[name] for _, counts in shards) for name in _COUNTED}
+    names = shards[0][1] if shards else _COUNTED
+    total = {name: sum(counts[name] for _, counts in shards) for name in names}
     rows: list[tuple[dict[str, Any], str, dict[str, int]]]
     rows = [({"shard": mask_url(url)}, printable(mask_url(url)), counts) for url, counts in shards]
     for record, name, counts in [*rows, ({"shards": len(shards)}, counted(len(shards), "shard"), total)]:
         told = ", ".join(counted(count, words.removesuffix("s")) for words, count in counts.items())
         yield json.dumps(record | counts) if as_json else f"{name}: {told}"
+
+
+def _list_packed(arguments: argparse.Namespace) -> int:
+    """Lists the samples and shards of a packed index, all of them or those of the named shards."""
+    if arguments.index:
+        raise UsageError("--index reads the index of each shard, and --pack one of all: choose one")
+    index = DatasetIndex.load(arguments.pack)
+    if arguments.shards:
+        index = index.select(list_inputs(arguments))
+    if not arguments.totals:
+        chosen = ChosenNumbers(index.bounds, arguments.shard_slice or slice(None), arguments.slice or slice(None))
+        for record in _packed_samples(index, chosen):
+            write_line(json.dumps(record) if arguments.json else _packed_line(**record))
+    tell: Callable[[str], None] = write_line if arguments.totals else say
+    counts = [(entry.url, {"samples": entry.samples, "bytes": entry.tar_bytes}) for entry in index.shards]
+    for text in _totals(counts, as_json=arguments.totals and arguments.json):
+        tell(text)
+    say(f"digest {index.digest}, --keys {index.keys}")
+    return 0
+
+
+def _packed_samples(index: DatasetIndex, chosen: ChosenNumbers) -> Iterator[dict[str, Any]]:
+    """Yields the number and the place of each sample, and the low 32 bits of its key's hash."""
+    for first in range(0, len(chosen), _BLOCK):
+        numbers = chosen.at(np.arange(first, min(first + _BLOCK, len(chosen))))
+        shards = np.searchsorted(index.bounds, numbers, side="right") - 1
+        for number, shard in zip(numbers.tolist(), shards.tolist(), strict=True):
+            place = number - int(index.bounds[shard])
+            (start, stop), checks = index.rows(shard, place, place + 1)
+            key_hash = None if checks is None else f"{checks[0]:08x}"
+            place_in_shard = {
+                "shard": mask_url(index.shards[shard].url),
+                "start": int(start),
+                "size": int(stop - start),
+            }
+            yield {"number": number, "key_hash": key_hash, **place_in_shard}
+
+
+def _packed_line(*, number: int, key_hash: str | None, shard: str, start: int, size: int) -> str:
+    return f"{number}  {key_hash or '-'}  {printable(shard)}  {size:,} B at {start:,}"
 
 
 COMMAND = Command(__doc__, _add_arguments, _run)

@@ -1,6 +1,10 @@
 """The index of a data set: numbers to bytes, keys to numbers, and the packed file."""
 
+import io
+import json
 import pickle
+import subprocess
+import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -145,8 +149,97 @@ def test_of_refuses_indexes_of_different_rules_and_senseless_ones() -> None:
             DatasetIndex.of([("x.tar", ShardIndex(header, [pack_row("a", start, stop, [("a.t", 1, 1)])]))])
 
 
+def test_of_says_what_is_wrong_with_a_line() -> None:
+    """A damaged line is shown; rows that are right one by one only are none."""
+    header = IndexHeader("x.tar", "first_dot", 2, 8192)
+    good = pack_row("a", 0, 1024, [("a.t", 512, 1)])
+    lines = [
+        "nothing",
+        "[1]",
+        '["b", 1024.0, 2048, [["b.t", 1536, 1]]]',
+        '["b", 1024, 2048, []]',
+        '["b", 1024, "x", 1]',
+    ]
+    for line in [*lines, '["b", true, 2048, [["b.t", 1536, 1]]]', f"{good},{good}"]:
+        with pytest.raises(ShardFormatError, match="damaged line"):
+            DatasetIndex.of([("x.tar", ShardIndex(header, [good, line]))])
+
+
 def test_real_shards(tmp_path: Path) -> None:
     """Rows are where the samples of real shards lie."""
     urls = [write_tar(tmp_path / f"{name}.tar", text_samples(name, 5)) for name in "ab"]
     index = DatasetIndex.of((str(url), index_shard(url, to=False)) for url in urls)
     assert index.find(index_shard(urls[1], to=False)[3].key) == [8]
+
+
+# ------------------------------------------------------------------------------------------------------- special shards
+def special_tar(path: Path, kind: str) -> str:
+    """A shard whose last sample has something that its bytes alone do not say."""
+    pax = {"path": "d/b.txt"} if kind == "global_headers" else {"comment": "made by git archive"}
+    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT, pax_headers=pax if kind != "hard_links" else {}) as tar:
+        for name in ("d/a.txt", "d/b.txt")[: 1 if kind == "global_headers" else 2]:
+            info = tarfile.TarInfo(name)
+            if kind == "hard_links" and name == "d/b.txt":
+                info.type, info.linkname = tarfile.LNKTYPE, "d/a.txt"
+                tar.addfile(info)
+            else:
+                info.size = 3
+                tar.addfile(info, io.BytesIO(b"abc"))
+    return str(path)
+
+
+@pytest.mark.parametrize(("kind", "words"), [("hard_links", ("hard_links",)), ("comment", ())])
+def test_special_shards_are_found_when_they_are_indexed(tmp_path: Path, kind: str, words: tuple[str, ...]) -> None:
+    """A hard link needs another place of the shard; a global comment says nothing about members."""
+    shard = special_tar(tmp_path / "x.tar", kind)
+    index = index_shard(shard)
+    assert index.header.special == words
+    assert ShardIndex.beside(shard).header.special == words
+    assert DatasetIndex.of([(shard, index)]).shards[0].special == bool(words)
+
+
+def test_global_headers_that_name_members_are_special(tmp_path: Path) -> None:
+    """All members after one have its name, and a sample's own bytes do not say so."""
+    shard = special_tar(tmp_path / "x.tar", "global_headers")
+    index = index_shard(shard, to=False)
+    assert index.header.special == ("global_headers",)
+    assert DatasetIndex.of([(shard, index)]).shards[0].special
+
+
+def test_sparse_members_are_told_and_read_by_their_bytes(tmp_path: Path) -> None:
+    """Their maps are inside the sample."""
+    with (tmp_path / "a.bin").open("wb") as file:
+        file.seek(1 << 20)
+        file.write(b"end")
+    shard = tmp_path / "x.tar"
+    subprocess.run(["tar", "-S", "-cf", str(shard), "-C", str(tmp_path), "a.bin"], check=True)
+    index = index_shard(shard, to=False)
+    assert index.header.special == ("sparse",)
+    assert not DatasetIndex.of([("x.tar", index)]).shards[0].special
+
+
+def test_sidecars_without_the_field_are_read_as_before(tmp_path: Path) -> None:
+    """Links are then known by their places: their content lies before their sample."""
+    linked = index_shard(special_tar(tmp_path / "x.tar", "hard_links"))
+    plain = index_shard(special_tar(tmp_path / "y.tar", "comment"))
+    for index, special in ((linked, True), (plain, False)):
+        header, rest = index.dump().split(b"\n", 1)
+        old = {name: value for name, value in json.loads(header).items() if name not in ("special", "tag")}
+        (tmp_path / "old.index").write_bytes(json.dumps(old).encode() + b"\n" + rest)
+        loaded = ShardIndex.load(tmp_path / "old.index")
+        assert loaded.header.special is None
+        assert loaded.dump() == (tmp_path / "old.index").read_bytes()
+        assert DatasetIndex.of([("x.tar", loaded)]).shards[0].special == special
+
+
+@pytest.mark.parametrize("value", ["hard_links", [1], {}, True])
+def test_a_damaged_field_is_refused(tmp_path: Path, value: object) -> None:
+    """`special` is a list of words, of which later versions may have more."""
+    header = {"format": "torchdata_wds index", "version": 1, "shard": "x", "keys": "first_dot", "samples": 0}
+    header |= {"tar_bytes": 0, "compressed": False, "bytes": None, "sha256": None, "special": value}
+    (tmp_path / "x.index").write_text(json.dumps(header) + "\n")
+    with pytest.raises(ShardFormatError, match="special"):
+        ShardIndex.load(tmp_path / "x.index")
+    header["special"] = ["unheard_of"]
+    (tmp_path / "x.index").write_text(json.dumps(header) + "\n")
+    assert ShardIndex.load(tmp_path / "x.index").header.special == ("unheard_of",)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
 from torchdata_wds.errors import ShardFormatError
-from torchdata_wds.format.index import IndexedSample, ShardIndex, shard_name
+from torchdata_wds.format.index import ShardIndex, shard_name
 from torchdata_wds.format.index.packed import (
     CHECK_AT,
     COMPRESSED,
@@ -32,6 +33,9 @@ from torchdata_wds.format.index.packed import (
 from torchdata_wds.storage import mask_url
 from torchdata_wds.storage.byte_streams import StoredVersion
 
+_ROWS = 1000  # lines of an index that are parsed at once
+_Parsed = tuple[Sequence[str], Sequence[int], Sequence[int], Sequence[Sequence[Any]]]
+
 
 class ShardColumns(NamedTuple):
     """What an index knows of one shard: where each sample begins and the last one ends, and the hashes of the keys."""
@@ -47,20 +51,19 @@ class ShardColumns(NamedTuple):
     @classmethod
     def of(cls, url: str, index: ShardIndex) -> ShardColumns:
         """Takes the columns out of the index of a shard."""
-        samples = list(index)
         header = index.header
+        keys, first, last, members = _parsed(index)
         try:
-            hashes = np.array([key_check(sample.key) for sample in samples], np.uint64)
-            starts = np.array([sample.start for sample in samples], np.uint64)
-            stops = np.array([sample.stop for sample in samples], np.uint64)
-        except (OverflowError, AttributeError) as error:
+            hashes = np.array([key_check(key) for key in keys], np.uint64)
+            starts, stops = np.array(first, np.uint64), np.array(last, np.uint64)
+        except OverflowError as error:
             raise _senseless(url, str(error)) from error
         ends = np.append(starts[1:], np.uint64(header.tar_bytes))[: len(stops)]
         if not ((starts < stops) & (stops <= ends)).all():
             raise _senseless(url, "its samples do not follow each other inside the archive")
         version = None if header.bytes is None else StoredVersion(header.bytes, header.tag or "")
-        flags = KEYED | COMPRESSED * header.compressed | SPECIAL * _is_special(header.special, samples)
-        offsets = np.append(starts, stops[-1:] if samples else np.uint64(0)).astype(np.uint64)
+        flags = KEYED | COMPRESSED * header.compressed | SPECIAL * _is_special(header.special, first, members)
+        offsets = np.append(starts, stops[-1:] if keys else np.uint64(0)).astype(np.uint64)
         return cls(url, offsets, hashes, header.tar_bytes, version, flags, header.keys)
 
 
@@ -169,13 +172,30 @@ def _joined(parts: Iterator[Array]) -> Array:
     return np.concatenate([np.empty(0, np.uint64), *parts])
 
 
-def _is_special(words: Sequence[str] | None, samples: Sequence[IndexedSample]) -> bool:
+def _parsed(index: ShardIndex) -> _Parsed:
+    """Parses the rows of an index to keys, starts, stops and members, many at once: that takes a fourth of the time."""
+    lines = index.dump().split(b"\n")[1:-1]
+    rows: list[list[Any]] = []
+    try:
+        for first in range(0, len(lines), _ROWS):
+            rows += json.loads(b"[" + b",".join(lines[first : first + _ROWS]) + b"]")
+        if len(rows) == len(lines):
+            parsed = tuple(zip(*rows, strict=True)) if rows else ((), (), (), ())
+            kinds = [set(map(type, column)) for column in parsed]
+            if not rows or (kinds == [{str}, {int}, {int}, {list}] and all(parsed[3])):
+                return cast("_Parsed", parsed)
+    except (ValueError, TypeError, RecursionError):
+        pass
+    samples = list(index)  # which says what is wrong
+    return tuple(zip(*samples, strict=True))  # type: ignore[return-value]
+
+
+def _is_special(words: Sequence[str] | None, starts: Sequence[int], members: Sequence[Sequence[Any]]) -> bool:
     if words is not None:
         return not {"hard_links", "global_headers"}.isdisjoint(words)
     # an older index does not say it: a link has its content before its own sample, mostly
-    return any(
-        member.offset is not None and member.offset < sample.start for sample in samples for member in sample.members
-    )
+    places = ((start, offset) for start, own in zip(starts, members, strict=True) for _, offset, _ in own)
+    return any(offset is not None and offset < start for start, offset in places)
 
 
 def _senseless(url: str, why: str) -> ShardFormatError:

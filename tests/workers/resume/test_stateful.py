@@ -36,7 +36,7 @@ from tests.kits.shards import text_keys, write_text_shards
 from tests.kits.torchdata import StatefulDataLoader
 from tests.kits.workers_kit import logged_in
 from torchdata_wds import StatefulPipeline, index_shard
-from torchdata_wds.workers.resume import stateful
+from torchdata_wds.workers.resume import epoch_numbers, stateful
 from torchdata_wds.workers.resume.checkpoints import UNSTARTED, Checkpoint
 
 # StatefulDataLoader calls a function of torch that warns; and the workers of a test may be more than the cores.
@@ -512,7 +512,8 @@ def test_stateful_pipeline_refuses_when_any_shard_was_rewritten(
 
     def in_worker(number: int) -> StatefulPipeline:
         info = SimpleNamespace(num_workers=2, id=number, seed=number)
-        monkeypatch.setattr(stateful, "get_worker_info", lambda: info)
+        for module in (stateful, epoch_numbers):
+            monkeypatch.setattr(module, "get_worker_info", lambda: info)
         return StatefulPipeline(plain(many), seed=SEED)
 
     def is_refused(number: int) -> bool:

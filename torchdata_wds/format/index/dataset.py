@@ -196,6 +196,11 @@ class DatasetIndex:
         base = shard if self._chosen is None else self._chosen.item(shard)
         return self._packed.offsets(base, first, stop), self._packed.checks(base, first, stop)
 
+    def row_lists(self, shard: int, first: int, stop: int) -> tuple[list[int], list[int] | None]:
+        """Reads what `rows` returns as lists, which is faster for a few samples; these must be in the shard."""
+        base = shard if self._chosen is None else self._chosen.item(shard)
+        return self._packed.row_lists(base, first, stop)
+
     def find(self, key: str) -> list[int]:
         """Finds the numbers of the samples that have a key, in ascending order; none where it is not there.
 

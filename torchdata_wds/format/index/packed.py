@@ -36,6 +36,7 @@ from __future__ import annotations
 import hashlib
 import struct
 import sys
+from operator import lt
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -55,6 +56,9 @@ CHECK_AT = HEAD.size - 8
 _STORED = {kind: np.dtype(f"<{kind}") for kind in ("u4", "u8")}
 _IS_LITTLE = sys.byteorder == "little"
 _BLOCK = 8192  # hashes read at once: among 10 million, a hash is seldom 4,000 places from where it is expected
+_FEW_ROWS = 16
+_UINT64S = [struct.Struct(f"<{count}Q") for count in range(_FEW_ROWS + 2)]
+_UINT32S = [struct.Struct(f"<{count}I") for count in range(_FEW_ROWS + 1)]
 Array = NDArray[Any]
 
 
@@ -111,6 +115,20 @@ class PackedIndex:
             what = f"the offsets of samples {first:,} to {stop:,} of shard {self.url(shard)} do not ascend to {most:,}"
             raise damaged(self.store.shown, what)
         return found
+
+    def row_lists(self, shard: int, first: int, stop: int) -> tuple[list[int], list[int] | None]:
+        """What `offsets` and `checks` return, as lists; for few rows without arrays, which cost more than the rows."""
+        count = stop - first
+        if count > _FEW_ROWS:
+            checks = self.checks(shard, first, stop)
+            return self.offsets(shard, first, stop).tolist(), None if checks is None else checks.tolist()
+        at = self.bounds.item(shard) + first
+        read, layout = self.store.read, self._layout
+        offsets = _UINT64S[count + 1].unpack(read(layout.offsets + 8 * (at + shard), 8 * (count + 1)))
+        if offsets[-1] > self.tar_bytes.item(shard) or not all(map(lt, offsets, offsets[1:])):
+            self.offsets(shard, first, stop)  # which raises
+        keyed = self.flags.item(shard) & KEYED
+        return list(offsets), list(_UINT32S[count].unpack(read(layout.checks + 4 * at, 4 * count))) if keyed else None
 
     def checks(self, shard: int, first: int, stop: int) -> Array | None:
         """The low halves of the hashes of samples' keys; None where they are not known."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 
@@ -27,7 +29,9 @@ from torchdata_wds.storage.ranges import ShardRanges
 #: A sample, or why it cannot be read.
 Result = dict[str, Any] | Exception
 
-_LARGEST_PIECE = 16 << 20  # bytes that are read at once, unless a single sample is larger
+# How many bytes are read at once. More of a local file would take fresh pages of memory each time; a request to a
+# server should be large.
+LARGEST_LOCAL_PIECE, LARGEST_REMOTE_PIECE = 1 << 20, 16 << 20
 # Headers are read one by one, unless a piece has more than this many samples, of fewer bytes than this on average:
 # reading them as columns takes as long as 20 headers, and passes over all the bytes between them.
 _FEW_SAMPLES, _SMALL_SAMPLE = 16, 4096
@@ -35,12 +39,17 @@ _CHECK = 0xFFFFFFFF  # the bits of a key's hash that the index keeps beside each
 _CURE = "Make the index again: wds index --force, or index_shard"
 
 
-class Piece(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Piece:
     """Neighbours in one shard, which one read gets."""
 
     shard: int  # its number
     first: int  # the first sample, counted in the shard
-    stop: int  # the sample after the last
+    starts: list[int]  # where each sample begins, and the last one ends, in bytes of the shard
+    checks: list[int] | None  # what the index keeps of the samples' keys
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
 
 
 class SampleReader:
@@ -54,6 +63,7 @@ class SampleReader:
         ranges: Reads the bytes of the shards.
         lowercase, fields, on_duplicate: As in ``group_by_key``. A sample without any of the fields has only
             ``__key__`` and ``__url__``.
+        largest: How many bytes are read at once, unless a single sample has more.
     """
 
     def __init__(
@@ -64,8 +74,9 @@ class SampleReader:
         lowercase: bool = True,
         fields: Iterable[str] | str | None = None,
         on_duplicate: OnDuplicate = "error",
+        largest: int = LARGEST_LOCAL_PIECE,
     ) -> None:
-        self.index, self.ranges = index, ranges
+        self.index, self.ranges, self.largest = index, ranges, largest
         self._options: dict[str, Any] = {"lowercase": lowercase, "fields": fields, "on_duplicate": on_duplicate}
 
     @cached_property
@@ -73,8 +84,14 @@ class SampleReader:
         # The index has found keys that come back: they are samples of their own.
         return grouping_rules(_rule(self.index.keys), **self._options, on_reappearing="allow")
 
+    @cached_property
+    def _ends(self) -> list[int]:
+        """How many samples lie before the end of each shard."""
+        ends: list[int] = self.index.bounds[1:].tolist()
+        return ends
+
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_rules"}
+        return {name: value for name, value in vars(self).items() if name not in ("_rules", "_ends")}
 
     def read(self, numbers: Sequence[int] | np.ndarray[Any, Any]) -> list[dict[str, Any]]:
         """Reads samples; they come in the order of `numbers`. Raises the first error."""
@@ -91,32 +108,36 @@ class SampleReader:
 
     def pieces(self, numbers: Sequence[int] | np.ndarray[Any, Any]) -> list[Piece]:
         """Cuts numbers into pieces: the longest stretches that ascend by 1 in one shard, of bounded size."""
+        if len(numbers) == 1:
+            number = int(numbers[0])
+            shard = bisect_right(self._ends, number)
+            first = number - (self._ends[shard - 1] if shard else 0)
+            return [Piece(shard, first, *self.index.row_lists(shard, first, first + 1))]
         wanted = np.asarray(numbers, np.int64)
         if not len(wanted):
             return []
         bounds = self.index.bounds
         shards = np.searchsorted(bounds, wanted, side="right") - 1
         breaks = np.flatnonzero((np.diff(wanted) != 1) | (np.diff(shards) != 0)) + 1
-        begins = [0, *breaks.tolist()]
-        lengths = np.diff([*begins, len(wanted)]).tolist()
+        begins = np.concatenate(([0], breaks))
+        lengths = np.diff(np.append(begins, len(wanted)))
+        columns = (shards[begins], wanted[begins] - bounds[shards[begins]], lengths)
         pieces = []
-        for begin, length in zip(begins, lengths, strict=True):
-            shard = int(shards[begin])
-            first = int(wanted[begin] - bounds[shard])
-            pieces += self._cut(Piece(shard, first, first + length)) if length > 1 else [Piece(shard, first, first + 1)]
+        for shard, first, length in zip(*(column.tolist() for column in columns), strict=True):
+            piece = Piece(shard, first, *self.index.row_lists(shard, first, first + length))
+            pieces += self._cut(piece) if length > 1 else [piece]
         return pieces
 
     def _cut(self, piece: Piece) -> list[Piece]:
-        """Cuts a piece into parts of at most `_LARGEST_PIECE` bytes, with a sample or more in each."""
-        shard, first, stop = piece
-        offsets, _ = self.index.rows(shard, first, stop)
-        if int(offsets[-1] - offsets[0]) <= _LARGEST_PIECE:
+        """Cuts a piece into parts of at most `largest` bytes, with a sample or more in each."""
+        shard, first, starts, checks = piece.shard, piece.first, piece.starts, piece.checks
+        if starts[-1] - starts[0] <= self.largest:
             return [piece]
-        parts, begin = [], first
-        while begin < stop:
-            limit = int(offsets[begin - first]) + _LARGEST_PIECE
-            end = max(begin + 1, first + int(np.searchsorted(offsets, limit, side="right")) - 1)
-            parts.append(Piece(shard, begin, min(end, stop)))
+        parts, begin = [], 0
+        while begin < len(starts) - 1:
+            end = max(begin + 1, bisect_right(starts, starts[begin] + self.largest) - 1)
+            known = None if checks is None else checks[begin:end]
+            parts.append(Piece(shard, first + begin, starts[begin : end + 1], known))
             begin = end
         return parts
 
@@ -128,57 +149,73 @@ class SampleReader:
                 raise _compressed(entry)
             if entry.special:
                 return b""
-            offsets, _ = self.index.rows(*piece)
-            return self.ranges.read(entry.url, int(offsets[0]), int(offsets[-1]), entry.version)
+            return self.ranges.read(entry.url, piece.starts[0], piece.starts[-1], entry.version)
         except WdsError as error:
             return error
 
     def take(self, piece: Piece, data: bytes | Exception) -> list[Result]:
         """Turns the bytes of a piece into its samples."""
-        shard, first, stop = piece
-        entry = self.index.shards[shard]
+        entry = self.index.shards[piece.shard]
+        count = len(piece)
         if isinstance(data, bytes) and not entry.special:
-            offsets, checks = self.index.rows(*piece)
-            starts = (offsets - offsets[0]).tolist()
-            found = self._plain_samples(data, starts, None if checks is None else checks.tolist(), entry.url)
+            found = self._plain_samples(data, piece, entry.url)
             if found is not None:
                 return list(found)
-        elif isinstance(data, Exception) and (
-            entry.compressed or isinstance(data, ShardOpenError) or stop == first + 1
-        ):
-            return [data] * (stop - first)
-        return [self._single(shard, number) for number in range(first, stop)]
+        elif isinstance(data, Exception) and (entry.compressed or isinstance(data, ShardOpenError) or count == 1):
+            return [data] * count
+        return [self._single(entry, piece, place) for place in range(count)]
 
-    def _plain_samples(
-        self, data: bytes, starts: list[int], checks: list[int] | None, url: str
-    ) -> list[dict[str, Any]] | None:
+    def _plain_samples(self, data: bytes, piece: Piece, url: str) -> list[dict[str, Any]] | None:
         """Makes samples of plain members that fill `data`; None if anything needs a closer look."""
-        is_small = len(data) < _SMALL_SAMPLE * (len(starts) - 1)
-        found = _columns(data, url) if is_small and len(starts) > _FEW_SAMPLES else _walked(data, url)
+        count, checks = len(piece), piece.checks
+        is_small = len(data) < _SMALL_SAMPLE * count
+        found = _columns(data, url) if is_small and count >= _FEW_SAMPLES else _walked(data, url)
         if found is None:
             return None
         run, begins = found
+        if count == 1 and self._rules.fields is None:
+            return self._plain_sample(run, checks)
         columns = split_names(run.names, self._rules.split)
         if columns is None:
             return None
         keys, fields = columns
         rows = [0, *(row for row in range(1, len(keys)) if keys[row] != keys[row - 1])]
-        if [begins[row] for row in rows] != starts[:-1]:
+        base = piece.starts[0]
+        if [begins[row] + base for row in rows] != piece.starts[:-1]:
             return None
         if checks is not None and [key_check(keys[row]) & _CHECK for row in rows] != checks:
             return None
         return make_samples(run._replace(keys=keys, fields=fields), self._rules, set())
 
-    def _single(self, shard: int, number: int) -> Result:
-        """Reads one sample with all that tar allows, and says what is wrong with it."""
-        entry = self.index.shards[shard]
+    def _plain_sample(self, run: MemberRun, checks: list[int] | None) -> list[dict[str, Any]] | None:
+        """Does the same for one sample, whose columns would cost more than its members."""
+        split, lowercase = self._rules.split, self._rules.lowercase
+        sample: dict[str, Any] = {"__key__": "", "__url__": run.url}
+        known, data = "", run.data
+        for name, start, end in zip(run.names, run.starts, run.ends, strict=True):
+            parts = split(name)
+            if parts is None or parts[0] != (known or parts[0]):
+                return None
+            known, field = parts
+            if lowercase:
+                field = field.lower()
+            if field in sample or field in RESERVED_FIELDS:
+                return None
+            sample[field] = data[start:end]
+        if checks is not None and key_check(known) & _CHECK != checks[0]:
+            return None
+        sample["__key__"] = known
+        return [sample]
+
+    def _single(self, entry: ShardEntry, piece: Piece, place: int) -> Result:
+        """Reads one sample of a piece with all that tar allows, and says what is wrong with it."""
         try:
-            return self._looked_up(entry, number, *self.index.rows(shard, number, number + 1))
+            return self._looked_up(entry, piece, place)
         except WdsError as error:
             return error
 
-    def _looked_up(self, entry: ShardEntry, number: int, offsets: Any, checks: Any) -> dict[str, Any]:
-        start, stop = map(int, offsets)
+    def _looked_up(self, entry: ShardEntry, piece: Piece, place: int) -> dict[str, Any]:
+        number, (start, stop) = piece.first + place, piece.starts[place : place + 2]
         shown = mask_url(entry.url)
         reopen = partial(open_shard, entry.url, storage_options=self.ranges.storage_options)
         options = ReadOptions(shard=shown, reopen=lambda offset: reopen(offset=offset))
@@ -197,8 +234,8 @@ class SampleReader:
             options = options._replace(offset=start, require_end_marker=False)
             units = read_marked_members(io.BytesIO(data), entry.url, options, Counter())
             found = self._grouped(units, shown)
-        is_known = checks is None or [key_check(sample["__key__"]) & _CHECK for sample in found] == checks.tolist()
-        if len(found) == 1 and is_known:
+        wanted = None if piece.checks is None else piece.checks[place]
+        if len(found) == 1 and wanted in (None, key_check(found[0]["__key__"]) & _CHECK):
             return found[0]
         keys = ", ".join(repr(sample["__key__"]) for sample in found[:3]) or "none"
         raise ChangedShardError(

@@ -11,7 +11,7 @@ from torchdata_wds.checks import check_choice, check_count, check_flags, checked
 from torchdata_wds.consumers import find_sharder
 from torchdata_wds.errors import ShardListError
 from torchdata_wds.format.index.lookup import find_index
-from torchdata_wds.format.index.samples import SampleReader
+from torchdata_wds.format.index.samples import LARGEST_LOCAL_PIECE, LARGEST_REMOTE_PIECE, SampleReader
 from torchdata_wds.format.samples.names import grouping_rules
 from torchdata_wds.handlers import Handler, reraise_exception
 from torchdata_wds.option_types import Even, OnDuplicate
@@ -22,6 +22,7 @@ from torchdata_wds.pipes.order.reading import Lookup
 from torchdata_wds.storage.ranges import ShardRanges
 from torchdata_wds.storage.urls import check_letter
 
+_ASKED = 16  # how many shards are looked at, to see whether they are local
 _REMOTE_PIECES = 8  # how many pieces of remote shards are read ahead by default
 
 
@@ -141,11 +142,13 @@ class OrderedLoaderIterDataPipe(OrderedPipe):
 
     def _readers(self, contents: Contents) -> list[SampleReader]:
         options: dict[str, Any] = {name: getattr(self, name) for name in ("lowercase", "fields", "on_duplicate")}
-        return [SampleReader(contents.indexes[0], self._ranges, **options)]
+        largest = LARGEST_REMOTE_PIECE if self._ahead(contents) else LARGEST_LOCAL_PIECE
+        return [SampleReader(contents.indexes[0], self._ranges, largest=largest, **options)]
 
     def _ahead(self, contents: Contents) -> int:
         shards = contents.indexes[0].shards
-        return 0 if all(self._ranges.is_local(shard.url) for shard in shards) else _REMOTE_PIECES
+        some = shards[:: max(len(shards) // _ASKED, 1)]
+        return 0 if all(self._ranges.is_local(shard.url) for shard in some) else _REMOTE_PIECES
 
 
 def _as_url(item: Any) -> str:

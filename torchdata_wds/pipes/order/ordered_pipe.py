@@ -26,7 +26,7 @@ from torchdata_wds.pipes.samples.map import HandlingPipe
 from torchdata_wds.pipes.seeds import mix
 from torchdata_wds.pipes.shards.split_shards import AgreedIterDataPipe
 
-_ENDED: Any = object()
+_LONE_BLOCK = 64
 
 
 class Contents(NamedTuple):
@@ -218,7 +218,9 @@ class OrderedPipe(HandlingPipe[dict[str, Any]]):
         seed = self.seed if drawn is None else drawn if self.seed is None else mix(self.seed, drawn)
         if seed is None and self.grid()[::2] == (1, 1):
             seed = int(torch.empty((), dtype=torch.int64).random_().item())
-        return OrderPoint(self.contents(), seed or 0, epoch, 0, self.block, self.block)
+        # A lone consumer reads the same order in blocks of any size.
+        block = self.block if self.source_datapipe.num_of_instances > 1 else max(self.block, _LONE_BLOCK)
+        return OrderPoint(self.contents(), seed or 0, epoch, 0, block, block)
 
     def _agreed(self) -> AgreedIterDataPipe:
         agreed: AgreedIterDataPipe = self.source_datapipe.source_datapipe

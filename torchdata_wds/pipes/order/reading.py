@@ -121,7 +121,7 @@ def _plan(blocks: list[Block], readers: Sequence[SampleReader], lookup: Lookup) 
     if len(readers) == 1:
         planned, place = [], 0
         for piece in readers[0].pieces(numbers):
-            end = place + piece.stop - piece.first
+            end = place + len(piece)
             planned.append(_Planned(window, range(place, end), readers[0], piece))
             place = end
         return planned
@@ -132,7 +132,7 @@ def _plan(blocks: list[Block], readers: Sequence[SampleReader], lookup: Lookup) 
         places = np.flatnonzero(sets == number)
         rest = places.tolist()
         for piece in readers[number].pieces(numbers[places]):
-            count = piece.stop - piece.first
+            count = len(piece)
             planned.append(_Planned(window, rest[:count], readers[number], piece))
             rest = rest[count:]
     return sorted(planned, key=lambda plan: plan.places[0])

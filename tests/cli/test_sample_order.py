@@ -94,6 +94,18 @@ def test_order_reads_from_a_server(shards: list[str]) -> None:
         assert keys(run_wds("cat", *urls, "--order", "7", "-p", "3")) == ordered(7)
 
 
+def test_order_copies_shards_of_a_server_that_has_no_parts(shards: list[str], tmp_path: Path) -> None:
+    """Each once, into a folder; without one, the error names it."""
+    site = Site({f"/{Path(url).name}": Path(url).read_bytes() for url in shards}, ranges=False)
+    pack = tmp_path / "all.pack"
+    assert run_wds("index", *shards, "--pack", pack, "-p", "1").status == 0
+    with serve_site(site) as server:
+        urls = [f"{server}/{Path(url).name}" for url in shards]
+        refused = run_wds("cat", *urls, "--order", "7", "--pack", pack)
+        assert (refused.status, "pass --cache FOLDER" in refused.err) == (1, True)
+        assert keys(run_wds("cat", *urls, "--order", "7", "--pack", pack, "--cache", tmp_path / "copies")) == ordered(7)
+
+
 def test_order_refuses_keys_that_come_in_several_shards(shards: list[str], tmp_path: Path) -> None:
     """As every command that writes one archive, with the option that helps; numbered shards may share a key."""
     for number in range(2):
@@ -146,6 +158,7 @@ def test_order_refuses_wrong_arguments(shards: list[str], tmp_path: Path) -> Non
     for arguments, says, status in (
         ([shards[0], "--run", "2"], "--order", 2),
         ([shards[0], "--pack", "x"], "--order", 2),
+        ([shards[0], "--cache", "x"], "--order", 2),
         ([shards[0], "--order", "x"], "whole number", 2),
         ([shards[0], "--order", "1", "--run", "0"], "--run", 2),
         ([shards[0], "--order", "1", "--shuffle", "2"], "--shuffle", 2),

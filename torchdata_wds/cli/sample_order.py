@@ -37,20 +37,23 @@ _REFUSED = {
 
 
 def add_order_arguments(parser: Parser) -> None:
-    """Adds ``--order``, ``--run`` and ``--pack``."""
+    """Adds ``--order`` and the options that need it."""
     text = "shuffle all samples perfectly, by an index; keys that come in several shards need --rekey"
     option(parser, "--order", "SEED", text, whole_number)
     text = "with --order: keep runs of N neighbours together, which makes fewer and longer reads (default: 1)"
     option(parser, "--run", "N", text, positive_number)
     text = "with --order: the file of 'wds index --pack' (default: the shards' own indexes, or a scan of headers)"
     option(parser, "--pack", "FILE", text)
+    text = "with --order: keep copies of remote shards there, each copied once (default: read parts of them)"
+    option(parser, "--cache", "FOLDER", text)
 
 
 def check_order_arguments(arguments: argparse.Namespace) -> None:
     """Refuses options that do not go with ``--order``, or that need it."""
     if arguments.order is None:
-        if arguments.run is not None or arguments.pack is not None:
-            raise UsageError("--run and --pack need --order, which reads samples by an index")
+        for name in ("run", "pack", "cache"):
+            if getattr(arguments, name) is not None:
+                raise UsageError(f"--{name} needs --order, which reads samples by an index")
         return
     given = [name for name, default in _REFUSED.items() if getattr(arguments, name) != default]
     if given:
@@ -77,10 +80,11 @@ class OrderedReader(SampleReader):
         part = part_of(range(total), arguments.part, "sample")
         self._positions = range(part[0], part[-1] + 1) if part else range(0)
         self._parallel = parallel
+        self._cache: str | None = arguments.cache
 
     def _samples(self) -> Generator[dict[str, Any], None, None]:
         rules: Any = {name: self._grouping[name] for name in ("lowercase", "on_duplicate")}
-        with ShardRanges() as ranges:
+        with ShardRanges(cache=self._cache) as ranges:
             reader = IndexedReader(self._index, ranges, **rules)
             blocks = (self._positions[place : place + _BLOCK] for place in range(0, len(self._positions), _BLOCK))
             ordered = (self._chosen.at(self._order.numbers(block.start, block.stop)) for block in blocks)

@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from torchdata_wds.errors import ChangedShardError, ShardOpenError
+from torchdata_wds.errors import Advice, ChangedShardError, ShardOpenError
 from torchdata_wds.storage.byte_streams import StoredVersion
 
 
@@ -48,13 +48,16 @@ def ends_inside(shard: str, size: int, start: int, stop: int) -> ChangedShardErr
 
 
 #: What helps with a server that does not send parts of shards.
-NEEDS_PARTS = "use a server that supports range requests, or pass cache= to copy each shard once"
+NEEDS_PARTS = Advice.of(
+    "Use a server that supports range requests, or pass {} to copy each shard once.", "cache=", "--cache FOLDER"
+)
 
 
 def no_parts(shard: str) -> ShardOpenError:
     """Returns the error for a shard that a server sends only as a whole: that would be a download for each sample."""
     return ShardOpenError(
         f"shard {shard} cannot be read in parts: the server answers a request for a range of bytes with the whole "
-        f"shard; {NEEDS_PARTS}",
+        "shard.",
         shard=shard,
+        advice=NEEDS_PARTS,
     )

@@ -1,5 +1,6 @@
 """Byte ranges of shards on web servers: one request each, on connections that are kept open."""
 
+from torchdata_wds.errors import ShardOpenError
 from torchdata_wds.storage.byte_streams import StoredVersion
 from torchdata_wds.storage.places import Place
 from torchdata_wds.storage.ranges.base import NEEDS_PARTS, changed, ends_inside, no_parts
@@ -47,7 +48,8 @@ class HttpRanges:
         shard, total = self._place.shown, source.version.total
         if source.version.encoding not in ("", "identity"):
             shown = mask_text(source.version.encoding)[:80]
-            raise cannot_open(shard, f"the server compresses it, with Content-Encoding {shown!r}; {NEEDS_PARTS}")
+            what = f"cannot open shard {shard}: the server compresses it, with Content-Encoding {shown!r}."
+            raise ShardOpenError(what, shard=shard, advice=NEEDS_PARTS)
         now = _version_of(source)
         if version is not None and now is not None and (difference := version.difference(now)):
             raise changed(shard, difference)

@@ -7,12 +7,12 @@ from typing import Literal, NamedTuple
 
 from torchdata_wds.cli.outputs import write_whole
 from torchdata_wds.errors import ShardFormatError, ShardOpenError, WdsError
-from torchdata_wds.format.index import IndexHeader, ShardIndex, dali_index, shard_name
+from torchdata_wds.format.index import IndexHeader, ShardIndex, dali_index
 from torchdata_wds.format.index.columns import ShardColumns
 from torchdata_wds.format.index.scan import index_shard
-from torchdata_wds.format.index.sidecars import INDEX_SUFFIX, beside, make_index_folder
+from torchdata_wds.format.index.sidecars import make_index_folder
 from torchdata_wds.storage import mask_url, open_shard
-from torchdata_wds.storage.byte_streams import stored_bytes
+from torchdata_wds.storage.byte_streams import StoredVersion, stored_bytes
 from torchdata_wds.storage.urls import STDIN, is_local, local_path, scheme_of
 
 WRITTEN, UNCHANGED = "written", "unchanged"
@@ -65,10 +65,13 @@ def save_index(index: ShardIndex | bytes, url: str, *, overwrite: bool = False) 
             # as good if the rest is equal, and must not be replaced by one that knows less.
             with suppress(ShardFormatError):
                 old = ShardIndex.load(url)
-                size = None if index.header.bytes is None else old.header.bytes
-                old.header = old.header._replace(sha256=index.header.sha256, bytes=size)
+                was, now = old.header, index.header
+                size = None if now.bytes is None else was.bytes
+                old.header = was._replace(sha256=now.sha256, bytes=size, tag=now.tag)
                 if old == index:
-                    return UNCHANGED
+                    if not StoredVersion(0, was.tag or "").difference(StoredVersion(0, now.tag or "")):
+                        return UNCHANGED
+                    overwrite = True  # the shard was copied or touched: its index goes on being its index
         index = index.dump()
     if there == index:
         return UNCHANGED
@@ -79,21 +82,3 @@ def save_index(index: ShardIndex | bytes, url: str, *, overwrite: bool = False) 
     make_index_folder(url)
     write_whole([index], url, overwrite=overwrite)
     return WRITTEN
-
-
-def dali_index_url(shard: str) -> str:
-    """Returns where DALI's own ``wds2idx`` puts the index of a shard: the name up to its first dot counts."""
-    return beside(shard, _dali_name)
-
-
-def index_in_folder(shard: str, folder: str, *, dali: bool = False) -> str:
-    """Returns where the index of a shard goes in a folder of indexes."""
-    name = shard_name(shard)
-    if scheme_of(shard) in (STDIN, "pipe") or name in ("", ".", ".."):
-        raise ValueError(f"{mask_url(shard)} has no name that an index could have")
-    base = _dali_name(name) if dali else name + INDEX_SUFFIX
-    return f"{folder.rstrip('/')}/{base}" if folder.strip("/") else folder + base
-
-
-def _dali_name(base: str) -> str:
-    return base[:1] + base[1:].partition(".")[0] + ".idx"

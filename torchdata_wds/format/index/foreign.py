@@ -40,10 +40,16 @@ def foreign_urls(shard: str | os.PathLike[str]) -> tuple[str, str]:
         >>> foreign_urls("d/x.tar")
         ('d/x.tar.idx', 'd/x.idx')
     """
-    return beside(shard, lambda name: name + _SUFFIX), beside(shard, _dali_name)
+    return beside(shard, energon_name), beside(shard, dali_name)
 
 
-def _dali_name(name: str) -> str:
+def energon_name(name: str) -> str:
+    """Returns the name of energon's index of a shard."""
+    return name + _SUFFIX
+
+
+def dali_name(name: str) -> str:
+    """Returns the name that DALI's own ``wds2idx`` gives the index of a shard: that up to its first dot counts."""
     dot = name.find(".", 1)
     return (name if dot < 0 else name[:dot]) + _SUFFIX
 

@@ -14,7 +14,6 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, Subset, random_split
 from torch.utils.data.datapipes.iter import IterableWrapper
 from torch.utils.data.graph import traverse_dps
-from torchdata_wds.storage.ranges import ShardRanges
 
 from tests.kits.processes import in_child, open_files
 from tests.kits.shards import image_samples, keys_of, sample_members, text_keys, write_tar, write_text_shards
@@ -29,6 +28,7 @@ from torchdata_wds import (
     index_shard,
     wds_collate,
 )
+from torchdata_wds.storage.ranges import ShardRanges
 
 SIZES = (4, 0, 9, 3, 5)
 TOTAL = sum(SIZES)
@@ -449,6 +449,26 @@ def test_pickles_hold_nothing_open(urls: list[str], is_opened: bool) -> None:
     part = pickle.loads(pickle.dumps(data[4:9]))
     assert list(part) == list(data[4:9])
     assert len(pickle.dumps(data)) < 20_000
+
+
+def test_pickles_go_to_other_machines(tmp_path: Path) -> None:
+    """Where the file of the index is not, the index is found again; it must be of the same shards."""
+    folder = tmp_path / "shards"
+    shards = write_text_shards(folder, [2, 3])
+    data = IndexedShards(str(folder / "*.tar"), index="auto")
+    data._opened._reader = IndexedShards(shards, index=_packed(shards, tmp_path / "one.index"))._opened.reader
+    sent = pickle.dumps(data[1:])
+    (tmp_path / "one.index").unlink()
+    assert keys_of(pickle.loads(sent)) == text_keys([2, 3])[1:]
+    write_tar(folder / "shard-000000.tar", sample_members("other", txt=b"A"))
+    with pytest.raises(ShardFormatError, match="not those of the process that pickled"):
+        pickle.loads(sent)[0]
+
+
+def _packed(urls: list[str], path: Path) -> Path:
+    """A packed index of shards, as a file."""
+    IndexedShards(urls)._opened.index.save(path)
+    return path
 
 
 def test_forked_children_read_while_the_parent_does(urls: list[str], data: IndexedShards) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 import operator
 import os
+import pickle
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, overload
 
 import numpy as np
@@ -16,7 +18,7 @@ from torchdata_wds import storage
 from torchdata_wds.checks import check_choice, check_count, check_flags
 from torchdata_wds.codecs import Decoder
 from torchdata_wds.datasets import map_fetches  # noqa: F401  (makes torch's DataLoader fetch whole batches)
-from torchdata_wds.errors import ReappearingKeyError
+from torchdata_wds.errors import ReappearingKeyError, ShardFormatError, ShardOpenError
 from torchdata_wds.format.index.lookup import find_index
 from torchdata_wds.format.index.samples import SampleReader
 from torchdata_wds.format.samples.names import grouping_rules
@@ -116,7 +118,7 @@ class IndexedShards(MapDataPipe[Sample]):
         self._part: range | None = None  # which samples of the shards these are; None for all
 
     def __len__(self) -> int:
-        return len(self._numbers)
+        return len(self._numbers())
 
     @overload
     def __getitem__(self, item: SupportsIndex | str) -> Sample: ...
@@ -136,12 +138,12 @@ class IndexedShards(MapDataPipe[Sample]):
 
     def __getitems__(self, numbers: Sequence[SupportsIndex]) -> list[Sample]:
         """Returns the samples with these numbers, in this order; repeated numbers give equal samples."""
-        whole = self._numbers
+        whole = self._numbers()
         return list(map(self._decoded, self._opened.read([_pick(whole, number) for number in numbers])))
 
     def __iter__(self) -> Iterator[Sample]:
         """Yields all samples in order; few at a time are in memory."""
-        whole = self._numbers
+        whole = self._numbers()
         for begin in range(0, len(whole), _NEIGHBOURS):
             for sample in self._opened.read(whole[begin : begin + _NEIGHBOURS]):
                 yield self._decoded(sample)
@@ -155,11 +157,11 @@ class IndexedShards(MapDataPipe[Sample]):
         Raises:
             ShardFormatError: if the index has no keys, as that of another program.
         """
-        return [self._numbers.index(number) for number, _ in self._matches(key)]
+        return [self._numbers().index(number) for number, _ in self._matches(key)]
 
     def key_of(self, number: SupportsIndex) -> str:
         """Returns the key of the sample with a number; reads the sample."""
-        key: str = self._opened.read([_pick(self._numbers, number)])[0]["__key__"]
+        key: str = self._opened.read([_pick(self._numbers(), number)])[0]["__key__"]
         return key
 
     def close(self) -> None:
@@ -177,14 +179,13 @@ class IndexedShards(MapDataPipe[Sample]):
         steps = "" if part is None else f"[{part.start}:{part.stop}" + f":{part.step}" * (part.step != 1) + "]"
         return stage_text(self) + steps if self.repr_hook is None else super().__repr__()
 
-    @property
-    def _numbers(self) -> range:
+    def _numbers(self) -> range:  # not a property, where torch would hide an AttributeError
         """The numbers of the samples among those of all shards."""
         return range(len(self._opened.index)) if self._part is None else self._part
 
     def _slice(self, item: slice) -> IndexedShards:
         part = copy.copy(self)
-        part._part = self._numbers[item]
+        part._part = self._numbers()[item]
         return part
 
     def _decoded(self, sample: Sample) -> Sample:
@@ -192,7 +193,7 @@ class IndexedShards(MapDataPipe[Sample]):
 
     def _matches(self, key: str) -> list[tuple[int, Sample]]:
         """Returns the samples with a key and their numbers in the shards; the index knows only hashes of keys."""
-        whole = self._numbers
+        whole = self._numbers()
         numbers = [number for number in self._opened.index.find(key) if number in whole]
         samples = self._opened.read(numbers)
         return [(number, sample) for number, sample in zip(numbers, samples, strict=True) if sample["__key__"] == key]
@@ -202,7 +203,7 @@ class IndexedShards(MapDataPipe[Sample]):
         if not matches:
             raise KeyError(f"no sample has the key {key!r}; a key has the folders of its members and no extension")
         if len(matches) > 1:
-            whole = self._numbers
+            whole = self._numbers()
             shown = ", ".join(f"{whole.index(number)} (in {mask_url(sample['__url__'])})" for number, sample in matches)
             what = f"{len(matches)} samples have the key {key!r}: number {shown}. Choose one by its number"
             raise ReappearingKeyError(f"{what}: find({key!r}) lists them", key=key)
@@ -219,16 +220,36 @@ class _OpenedShards:
         self._rules = {"lowercase": data.lowercase, "fields": data.fields}
         self._cache, self._max_open = data.cache, data.max_open
         self._reader: SampleReader | None = None
+        self._sent: tuple[str, bytes] | None = None  # of a pickle: the digest of its index, and the pickled index
+
+    def __getstate__(self) -> dict[str, Any]:
+        sent = self._sent
+        if self._reader is not None:
+            sent = self.index.digest, pickle.dumps(self.index)
+        return {**vars(self), "_reader": None, "_sent": sent}
 
     @property
     def reader(self) -> SampleReader:
         """Reads the samples."""
         if self._reader is None:
-            urls = list(storage.list_urls(self._patterns, storage_options=self._options))
-            index = find_index(urls, self._index, **self._index_options)
-            ranges = ShardRanges(self._options, max_open=self._max_open, cache=self._cache)
-            self._reader = SampleReader(index, ranges, **self._rules)
+            ranges = ShardRanges(self._options, max_open=self._max_open)
+            self._reader = SampleReader(self._find_index(), ranges, **self._rules)
         return self._reader
+
+    def _find_index(self) -> DatasetIndex:
+        """Returns the index of the process that pickled this, or else the one that is found here."""
+        if self._sent is not None:
+            with suppress(ShardOpenError):  # it is a file of another machine
+                return pickle.loads(self._sent[1])  # type: ignore[no-any-return]
+        urls = list(storage.list_urls(self._patterns, storage_options=self._options))
+        index = find_index(urls, self._index, **self._index_options)
+        if self._sent is not None and index.digest != self._sent[0]:
+            raise ShardFormatError(
+                f"{len(urls):,} shards, the first {mask_url(urls[0])}, are not those of the process that pickled the "
+                "data set: numbers would stand for other samples. Make the data set again",
+                kind="index",
+            )
+        return index
 
     @property
     def index(self) -> DatasetIndex:

@@ -101,8 +101,7 @@ class IndexedShards(MapDataPipe[Sample]):
         check_choice("keys", keys, ("first_dot", "last_dot"))
         check_flags(lowercase=lowercase)
         check_count("max_open", max_open, 1)
-        if index is None or index is False:
-            raise ValueError(f"random access needs an index, not index={index!r}: 'auto' makes one where none is")
+        _check_index(index)
         fields = fields if fields is None or isinstance(fields, str) else in_order(fields)
         grouping_rules(keys, lowercase, fields)
         self.shards, self.index, self.index_dir = shards, _held(index), index_dir
@@ -216,8 +215,12 @@ class _OpenedShards:
     def __init__(self, data: IndexedShards) -> None:
         self._patterns, self._options = data.shards, data.storage_options
         self._index = getattr(data.index, "value", data.index)
-        self._index_options = {"index_dir": data.index_dir, "keys": data.keys, "storage_options": data.storage_options}
-        self._rules = {"lowercase": data.lowercase, "fields": data.fields}
+        self._index_options: dict[str, Any] = {
+            "index_dir": data.index_dir,
+            "keys": data.keys,
+            "storage_options": data.storage_options,
+        }
+        self._rules: dict[str, Any] = {"lowercase": data.lowercase, "fields": data.fields}
         self._cache, self._max_open = data.cache, data.max_open
         self._reader: SampleReader | None = None
         self._sent: tuple[str, bytes] | None = None  # of a pickle: the digest of its index, and the pickled index
@@ -240,7 +243,8 @@ class _OpenedShards:
         """Returns the index of the process that pickled this, or else the one that is found here."""
         if self._sent is not None:
             with suppress(ShardOpenError):  # it is a file of another machine
-                return pickle.loads(self._sent[1])  # type: ignore[no-any-return]
+                received: DatasetIndex = pickle.loads(self._sent[1])
+                return received
         urls = list(storage.list_urls(self._patterns, storage_options=self._options))
         index = find_index(urls, self._index, **self._index_options)
         if self._sent is not None and index.digest != self._sent[0]:
@@ -270,7 +274,7 @@ class _OpenedShards:
             with ThreadPoolExecutor(min(len(pieces), _REQUESTS)) as pool:
                 fetched = list(pool.map(reader.fetch, pieces))
         else:
-            fetched = map(reader.fetch, pieces)
+            fetched = list(map(reader.fetch, pieces))
         results = [result for piece, data in zip(pieces, fetched, strict=True) for result in reader.take(piece, data)]
         samples = []
         for place in places.tolist():
@@ -283,6 +287,11 @@ class _OpenedShards:
         """Closes the files."""
         if self._reader is not None:
             self._reader.ranges.close()
+
+
+def _check_index(index: object) -> None:
+    if index is None or index is False:
+        raise ValueError(f"random access needs an index, not index={index!r}: 'auto' makes one where none is")
 
 
 def _held(value: Any) -> Any:

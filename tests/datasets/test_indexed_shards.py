@@ -2,7 +2,6 @@
 
 import copy
 import pickle
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -21,11 +20,9 @@ from tests.kits.torchdata import needs_torchdata
 from torchdata_wds import (
     IndexedShards,
     ReappearingKeyError,
-    ShardFormatError,
     ShardListError,
     ShardOpenError,
     WdsLoader,
-    index_shard,
     wds_collate,
 )
 from torchdata_wds.storage.ranges import ShardRanges
@@ -249,13 +246,6 @@ def test_fields_and_lower_case(tmp_path: Path) -> None:
     assert list(IndexedShards(url, fields=["TXT", "cls"])) == streamed(url, fields=["TXT", "cls"])
 
 
-def test_the_key_rule(tmp_path: Path) -> None:
-    """An index of one rule is never used for the other."""
-    url = write_tar(tmp_path / "x.tar", [("a.b.txt", b"A"), ("a.c.txt", b"B")])
-    for keys in ("first_dot", "last_dot", "first_dot"):
-        assert list(IndexedShards(url, keys=keys)) == streamed(url, keys=keys)
-
-
 def test_decode_takes_what_wds_decode_takes(tmp_path: Path) -> None:
     """One decoder, several, or none but the table; None leaves bytes."""
     url = write_tar(tmp_path / "x.tar", [*image_samples("i", 2), ("z.txt", b"text")])
@@ -299,13 +289,6 @@ def test_wrong_options_raise_at_once(options: dict[str, Any], error: type[Except
     """In the constructor, which opens nothing."""
     with pytest.raises(error, match=message):
         IndexedShards("x.tar", **options)
-
-
-@pytest.mark.parametrize("url", ["-", "pipe:cat x.tar"])
-def test_streams_cannot_be_read_at_random(url: str) -> None:
-    """Standard input and commands are read once, front to back."""
-    with pytest.raises((ShardListError, ShardOpenError, ValueError), match=re.escape(url)):
-        len(IndexedShards(url))
 
 
 def test_repr_is_the_call_without_secrets(urls: list[str]) -> None:
@@ -451,26 +434,6 @@ def test_pickles_hold_nothing_open(urls: list[str], is_opened: bool) -> None:
     assert len(pickle.dumps(data)) < 20_000
 
 
-def test_pickles_go_to_other_machines(tmp_path: Path) -> None:
-    """Where the file of the index is not, the index is found again; it must be of the same shards."""
-    folder = tmp_path / "shards"
-    shards = write_text_shards(folder, [2, 3])
-    data = IndexedShards(str(folder / "*.tar"), index="auto")
-    data._opened._reader = IndexedShards(shards, index=_packed(shards, tmp_path / "one.index"))._opened.reader
-    sent = pickle.dumps(data[1:])
-    (tmp_path / "one.index").unlink()
-    assert keys_of(pickle.loads(sent)) == text_keys([2, 3])[1:]
-    write_tar(folder / "shard-000000.tar", sample_members("other", txt=b"A"))
-    with pytest.raises(ShardFormatError, match="not those of the process that pickled"):
-        pickle.loads(sent)[0]
-
-
-def _packed(urls: list[str], path: Path) -> Path:
-    """A packed index of shards, as a file."""
-    IndexedShards(urls)._opened.index.save(path)
-    return path
-
-
 def test_forked_children_read_while_the_parent_does(urls: list[str], data: IndexedShards) -> None:
     """Positions in open files are never shared."""
     expected = list(data)
@@ -514,24 +477,3 @@ def test_files_are_closed_with_the_last_part(urls: list[str]) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------- indexes
-def test_indexes_may_be_given(urls: list[str], tmp_path: Path) -> None:
-    """A dict, a packed index and its file; True needs one beside each shard."""
-    expected = streamed(urls)
-    indexes = {url: index_shard(url, to=False) for url in urls}
-    assert list(IndexedShards(urls, index=indexes)) == expected
-    packed = IndexedShards(urls, index=indexes)._opened.index
-    assert list(IndexedShards(urls, index=packed)) == expected
-    packed.save(tmp_path / "packed.index")
-    assert list(IndexedShards(urls[2:], index=tmp_path / "packed.index")) == expected[SIZES[0] :]
-    with pytest.raises(ShardListError, match=re.escape("shard-000000.tar")):
-        len(IndexedShards(urls, index={url: indexes[url] for url in urls[1:]}))
-
-
-def test_true_needs_an_index_beside_each_shard(tmp_path: Path) -> None:
-    """It never scans."""
-    urls = write_text_shards(tmp_path, [3, 2])
-    with pytest.raises((ShardListError, ShardOpenError, ShardFormatError), match="index"):
-        len(IndexedShards(urls, index=True))
-    for url in urls:
-        index_shard(url)
-    assert keys_of(IndexedShards(urls, index=True)) == text_keys([3, 2])

@@ -101,25 +101,6 @@ def test_a_changed_object_raises_at_the_sample(site: Site, address: str, validat
     data.close()
 
 
-def test_copies_are_made_in_a_cache(site: Site, address: str, tmp_path: Path) -> None:
-    """Each shard once, whole; samples have the path of the copy."""
-    expected = streamed(address, cache=tmp_path / "copies")
-    data = IndexedShards(address, cache=tmp_path / "other")
-    assert len(data) == len(expected)
-    site.requests.clear()
-    found = [data[number] for number in range(len(data))]
-    places = {sample.pop("__local_path__") for sample in found}
-    assert found == [{name: value for name, value in sample.items() if name != "__local_path__"} for sample in expected]
-    assert {Path(place).parent for place in places} == {tmp_path / "other"}
-    assert len(site.requests) <= 2
-    site.requests.clear()
-    again = IndexedShards(address, cache=tmp_path / "other")
-    assert keys_of(again) == keys_of(found)
-    assert not [path for path, _ in site.requests if path == "/2.tar"]
-    again.close()
-    data.close()
-
-
 def test_workers_read_a_server(address: str) -> None:
     """Connections of the parent are not shared with forked workers."""
     data = IndexedShards(address)

@@ -73,7 +73,7 @@ class IndexedShards(MapDataPipe[Sample]):
         >>> from torchdata_wds import TarWriter
         >>> with TarWriter("x.tar") as writer:
         ...     for number in range(100):
-        ...         writer.write({"__key__": f"{number:02d}", "cls": number})
+        ...         _ = writer.write({"__key__": f"{number:02d}", "cls": number})
         >>> data = IndexedShards("x.tar", decode=(), index_dir="indexes")
         >>> len(data), data[-1]["cls"], data["07"]["cls"], data.key_of(42)
         (100, 99, 7, '42')

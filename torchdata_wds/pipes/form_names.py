@@ -1,8 +1,8 @@
 """Handles names of forms that are not registered: WebDataset's, which differ here, and torchdata's before its import.
 
 Python looks up missing attributes in ``__getattr__`` of torch's pipes, for native ones too; `install` adds a lookup
-before torch's own. A name of WebDataset still raises an AttributeError (``hasattr`` is False), which says what to write here.
-The first use of a name of torchdata imports torchdata, which registers its forms.
+before torch's own. A name of WebDataset still raises an AttributeError (``hasattr`` is False), which says what to write
+here. The first use of a name of torchdata imports torchdata, which registers its forms.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Energon's has a u64 for each sample, where it begins in the decompressed archive, and one for where the last one ends;
 no keys. DALI's is ``v1.2 N``, then a line a sample: ``extension offset size name`` for each member, with the offset of
 its content; ``v1.1`` is the same without names. Both split names at the first dot. Neither says which version of the
-shard it is of, and both leave hard links out.
+shard it is of, and both leave hard links out: by energon's index, a sample that begins with one lacks it.
 """
 
 from __future__ import annotations

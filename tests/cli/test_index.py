@@ -147,6 +147,19 @@ def test_index_writes_one_packed_file(tmp_path: Path) -> None:
     assert not (tmp_path / "new").exists()
 
 
+def test_index_packs_indexes_that_fit_without_reading_the_shards(tmp_path: Path) -> None:
+    """Shards without one, and with one of another version, are scanned."""
+    urls = write_text_shards(tmp_path, (3, 3, 2))
+    assert run_wds("index", *urls[:2], "-p", "1").status == 0
+    write_tar(Path(urls[1]), text_samples("s", 4))
+    path = Path(urls[0])
+    status = path.stat()
+    path.write_bytes(bytes(status.st_size))
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert run_wds("index", *urls, "--pack", tmp_path / "all.pack", "-p", "1").status == 0
+    assert [entry.samples for entry in DatasetIndex.load(tmp_path / "all.pack").shards] == [3, 4, 2]
+
+
 def test_index_shows_names_of_strangers_as_they_are_safe(tmp_path: Path) -> None:
     """Nothing in a name acts on a terminal, and each failure has one line."""
     path = tmp_path / "x.tar"

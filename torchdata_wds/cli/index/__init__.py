@@ -75,6 +75,7 @@ def _write(arguments: argparse.Namespace, jobs: list[tuple[str, str | None]]) ->
         Path(arguments.output).mkdir(parents=True, exist_ok=True)
     options = {"keys": arguments.keys, "dali": arguments.dali, "md5": arguments.md5, "overwrite": arguments.force}
     options["pack"] = arguments.pack is not None
+    options["reuse"] = options["pack"] and not arguments.dali and arguments.wids is None
     results = []
     figures = Figures(len(jobs))
     made = map_in_order(functools.partial(make_index, **options), jobs, arguments.parallel)
@@ -83,7 +84,7 @@ def _write(arguments: argparse.Namespace, jobs: list[tuple[str, str | None]]) ->
             results.append(result)
             if result.failure is not None:
                 say(f"not indexed: {printable(message_of(result.failure))}")
-            figures.add(0 if result.header is None else result.header.samples)
+            figures.add(result.samples)
     failed = sum(result.failure is not None for result in results)
     listed = write_lists(arguments, [url for url, _ in jobs], results)
     outcomes = Counter(result.outcome for result in results)

@@ -10,6 +10,7 @@ from torchdata_wds.errors import ShardFormatError, ShardOpenError, WdsError
 from torchdata_wds.format.index import IndexHeader, ShardIndex, dali_index
 from torchdata_wds.format.index.columns import ShardColumns
 from torchdata_wds.format.index.scan import index_shard
+from torchdata_wds.format.index.search import read_existing
 from torchdata_wds.format.index.sidecars import make_index_folder
 from torchdata_wds.storage import mask_url, open_shard
 from torchdata_wds.storage.byte_streams import StoredVersion, stored_bytes
@@ -19,13 +20,23 @@ WRITTEN, UNCHANGED = "written", "unchanged"
 
 
 class IndexResult(NamedTuple):
-    """What happened to the file, or why it failed; the shard's header, MD5 digest, and columns to pack."""
+    """What happened to the file, or why it failed; the shard's header, MD5 digest, and columns to pack.
+
+    Without a header, the columns are those of an index that exists.
+    """
 
     outcome: str | None = None
     failure: WdsError | None = None
     header: IndexHeader | None = None
     md5: str | None = None
     columns: ShardColumns | None = None
+
+    @property
+    def samples(self) -> int:
+        """How many samples the shard has; 0 if it could not be read."""
+        if self.header is not None:
+            return self.header.samples
+        return 0 if self.columns is None else len(self.columns.offsets) - 1
 
 
 def make_index(
@@ -35,22 +46,28 @@ def make_index(
     dali: bool = False,
     md5: bool = False,
     pack: bool = False,
+    reuse: bool = False,
     overwrite: bool = False,
 ) -> IndexResult:
-    """Makes the index of one shard and saves it unless its target is None; returns failures, does not raise them."""
+    """Makes the index of one shard and saves it unless its target is None; returns failures, does not raise them.
+
+    With `reuse`, the shard is not read if there is an index beside it that fits: for a packed index, and no other file.
+    """
     url, target = job
-    outcome = digest = columns = None
+    if reuse and (columns := read_existing(url, keys)) is not None:
+        return IndexResult(columns=columns)
+    outcome = digest = None
     try:
         index = index_shard(url, keys=keys, to=False)
         if target is not None:
             outcome = save_index(dali_index(index).encode() if dali else index, target, overwrite=overwrite)
-        columns = ShardColumns.of(url, index) if pack else None
+        made = ShardColumns.of(url, index) if pack else None
         if md5:
             with stored_bytes(open_shard(url)) as stream:
                 digest = hashlib.file_digest(stream, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
     except WdsError as error:
         return IndexResult(outcome, error)
-    return IndexResult(outcome, None, index.header, digest, columns)
+    return IndexResult(outcome, None, index.header, digest, made)
 
 
 def save_index(index: ShardIndex | bytes, url: str, *, overwrite: bool = False) -> str:

@@ -201,6 +201,15 @@ def _read(wanted: Wanted, shard: _Shard) -> ShardColumns | None:
     return None
 
 
+def read_existing(url: str, keys: Keys, options: StorageOptions | None = None) -> ShardColumns | None:
+    """Returns the index that lies beside a shard; None if there is none, or it does not fit the shard."""
+    wanted = Wanted(keys, options or StorageOptions(), scans=True)
+    try:
+        return _read(wanted, _look(wanted, frozenset(), (url, resolve(url, wanted.options).is_local)))
+    except (ShardFormatError, ShardOpenError):
+        return None
+
+
 def _read_foreign(place: str, shard: _Shard, wanted: Wanted) -> ShardColumns:
     """Reads an index of another program, which splits names at the first dot."""
     columns = load_foreign(place, shard.url, version=shard.version, storage_options=wanted.options)
@@ -227,16 +236,17 @@ def _fit(index: ShardIndex, place: str, shard: _Shard, wanted: Wanted) -> None:
         return
     if header.bytes is not None:
         then = StoredVersion(header.bytes, header.tag or "")
-        if (difference := then.difference(version)) and not _has_digest(shard, then, header.sha256, wanted.options):
+        if (difference := then.difference(version)) and not has_digest(shard.url, then, header.sha256, wanted.options):
             raise unfit(ChangedShardError, f"it is of another version of the shard, which has {difference}")
     index.header = header._replace(bytes=version.size, tag=version.tag or None)
 
 
-def _has_digest(shard: _Shard, then: StoredVersion, sha256: str | None, options: StorageOptions) -> bool:
-    """Returns whether a local shard of the same size has the digest that its index states: it was copied or touched."""
-    if not shard.is_local or sha256 is None or shard.version is None or shard.version.size != then.size:
+def has_digest(url: str, then: StoredVersion, sha256: str | None, options: StorageOptions) -> bool:
+    """Returns whether a local shard has the size and digest that its index states: it was only copied or touched."""
+    place = resolve(url, options)
+    if not place.is_local or sha256 is None or (path := Path(local_path(place.url))).stat().st_size != then.size:
         return False
-    with Path(local_path(resolve(shard.url, options).url)).open("rb") as file:
+    with path.open("rb") as file:
         return not ShardFacts(then.size, sha256).difference(file.fileno())
 
 

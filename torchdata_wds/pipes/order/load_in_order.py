@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from torchdata_wds import storage
 from torchdata_wds.checks import check_choice, check_count, check_flags, checked_int
-from torchdata_wds.consumers import find_sharder
+from torchdata_wds.consumers import upstream
 from torchdata_wds.errors import ShardListError
 from torchdata_wds.format.index.lookup import find_index
 from torchdata_wds.format.index.samples import LARGEST_LOCAL_PIECE, LARGEST_REMOTE_PIECE, SampleReader
@@ -16,12 +16,21 @@ from torchdata_wds.format.samples.names import grouping_rules
 from torchdata_wds.handlers import Handler, reraise_exception
 from torchdata_wds.option_types import Even, OnDuplicate
 from torchdata_wds.pipes.base import Pipe, in_order, register
+from torchdata_wds.pipes.chain_text import form_name
 from torchdata_wds.pipes.order.ordered_pipe import Contents, OrderedPipe
 from torchdata_wds.pipes.order.permutation import Order
 from torchdata_wds.pipes.order.reading import Lookup
 from torchdata_wds.storage.ranges import ShardRanges
 from torchdata_wds.storage.urls import check_letter
 
+_DIVIDES = "drop it: load_in_order divides the samples among workers and ranks itself"
+_SHUFFLES = "drop it: load_in_order shuffles all samples itself, and needs the shards in the same order in each epoch"
+#: What to write in place of stages that must not come before.
+_CURES = {
+    **dict.fromkeys(("sharding_filter", "split_shards", "resample_shards", "load_in_order"), _DIVIDES),
+    **dict.fromkeys(("shuffle", "wds_shuffle"), _SHUFFLES),
+    "cache_shards": "write load_in_order(cache=folder)",
+}
 _ASKED = 16  # how many shards are looked at, to see whether they are local
 _REMOTE_PIECES = 8  # how many pieces of remote shards are read ahead by default
 
@@ -112,11 +121,7 @@ class OrderedLoaderIterDataPipe(OrderedPipe):
             check_count("read_ahead", read_ahead, 0)
         fields = fields if fields is None or isinstance(fields, str) else in_order(fields)
         grouping_rules(keys, lowercase, fields, on_duplicate)
-        if (sharder := find_sharder(source_datapipe)) is not None:
-            raise ValueError(
-                f"load_in_order divides the samples among workers and ranks, and a {sharder} before it has divided the "
-                "shards already: drop it"
-            )
+        _check_source(source_datapipe)
         seed = None if seed is None else checked_int("seed", seed, 0, 2**64 - 1)
         super().__init__(source_datapipe, handler, even=even, seed=seed, block=block, read_ahead=read_ahead)
         self.index, self.index_dir = index, index_dir
@@ -151,6 +156,14 @@ class OrderedLoaderIterDataPipe(OrderedPipe):
         return 0 if all(self._ranges.is_local(shard.url) for shard in some) else _REMOTE_PIECES
 
 
+def _check_source(source: Pipe) -> None:
+    """Raises a ValueError that names a stage through which the shards must not come."""
+    for pipe in upstream(source):
+        name = form_name(pipe)
+        if cure := _CURES.get(name, _DIVIDES if hasattr(type(pipe), "apply_sharding") else ""):
+            raise ValueError(f"{name} cannot come before load_in_order: {cure}")
+
+
 def _as_url(item: Any) -> str:
     if isinstance(item, (str, os.PathLike)):
         url = os.fspath(item)
@@ -159,5 +172,5 @@ def _as_url(item: Any) -> str:
             return url
     raise ShardListError(
         f"load_in_order got {type(item).__name__} {storage.mask_item(item)}; it takes URLs (str or Path). Lists of "
-        "patterns go through .list_shards() first; instead of .cache_shards(folder) write cache=folder"
+        "patterns go through .list_shards() first"
     )

@@ -118,6 +118,18 @@ class OrderState(NamedTuple):
     seed: int | None  # None if it is the loader's
     position: int  # how many samples of the epoch are done, over all ranks
 
+    @classmethod
+    def checked(cls, values: Any) -> OrderState:
+        """Returns the state in a list of its values; raises a ValueError if they are not such."""
+        digest, seed, position = values if isinstance(values, list) and len(values) == 3 else (values, None, None)
+        if not isinstance(digest, str):
+            raise _no_state(f"'index' is {digest!r}")
+        if seed is not None and (type(seed) is not int or not 0 <= seed < 2**64):
+            raise _no_state(f"'seed' is {seed!r}")
+        if type(position) is not int or position < 0:
+            raise _no_state(f"'position' is {position!r}")
+        return cls(digest, seed, position)
+
     def to_plain(self, epoch: int) -> dict[str, Any]:
         """Returns the state as a flat dict; `epoch` is the number of its epoch, from 0."""
         place = {"epoch": epoch, "position": self.position}
@@ -156,7 +168,7 @@ class Checkpoint(NamedTuple):
         if not isinstance(plain, Mapping):
             raise _no_state(f"expected a dict, got {type(plain).__name__}")
         _check_version({"version": "older"} if "version" not in plain and "signature" in plain else plain)
-        if "position" in plain:
+        if "index" in plain or "position" in plain:
             return cls._in_order(plain)
         for name, example in UNSTARTED.items():
             if name not in plain:
@@ -174,15 +186,14 @@ class Checkpoint(NamedTuple):
 
     @classmethod
     def _in_order(cls, plain: Mapping[str, Any]) -> Checkpoint:
-        index, seed, epoch, position = (plain.get(name) for name in ("index", "seed", "epoch", "position"))
-        if not isinstance(index, str) or not all(type(number) is int and number >= 0 for number in (epoch, position)):
-            raise _no_state("it has no 'index', 'epoch' or 'position' that could be resumed")
-        if seed is not None and (type(seed) is not int or seed < 0):
-            raise _no_state(f"'seed' is {seed!r}")
-        assert type(epoch) is int
-        assert type(position) is int
-        in_epoch = position > 0
-        return cls({}, epoch + in_epoch, in_epoch, None, None, None, OrderState(index, seed, position))
+        for name in ("index", "seed", "epoch", "position"):
+            if name not in plain:
+                raise _no_state(f"it has no {name!r}")
+        epoch = plain["epoch"]
+        if type(epoch) is not int or epoch < 0:
+            raise _no_state(f"'epoch' is {epoch!r}")
+        order = OrderState.checked([plain["index"], plain["seed"], plain["position"]])
+        return cls({}, epoch + bool(order.position), bool(order.position), None, None, None, order)
 
     def dump(self) -> bytes:
         """Returns the state as bytes."""
@@ -198,7 +209,7 @@ class Checkpoint(NamedTuple):
         found: list[Any] = [values.get(name) for name in cls._fields]
         state = cls(*found)
         if state.order is not None:
-            state = state._replace(order=OrderState(*state.order))
+            state = state._replace(order=OrderState.checked(state.order))
         seeds, streams = state.stream_seeds, state.streams
         is_state = isinstance(state.signature, dict) and type(state.epoch) is int and type(state.in_epoch) is bool
         is_state = is_state and state.epoch >= state.in_epoch

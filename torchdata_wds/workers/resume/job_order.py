@@ -27,9 +27,12 @@ _CURES = {
     "wds_epoch": "drop it: an epoch is one pass over the samples; the iterator's limit(n) pauses after n items",
     "wds_mix": "mix the sets with IndexedMix",
     "mux": "mix the sets with IndexedMix",
+    "unbatch": "drop it, and the .batch(n) before it",
+    "wds_unbatch": "drop it, and the .batch(n) before it",
     "prefetch": "drop it: workers make items ahead, and read_ahead= reads ahead",
     "cache_samples": "drop it: cache= of load_in_order keeps copies of shards",
 }
+_JOINED_CURE = "put what it adds into the samples with .map(f)"
 _OTHER_CURE = "write a stage that yields one item for each, such as .map(f) or .wds_map(f)"
 
 
@@ -155,10 +158,10 @@ def find_order(end: IterDataPipe[Any]) -> JobOrder | None:
     while not said_by(pipe, "is_ordered"):
         sources = sources_of(pipe)
         if len(sources) != 1:
-            raise _refused(pipe, "joins several streams", "put what it adds into the samples with .map(f)")
+            raise _refused(pipe, "joins several streams", _JOINED_CURE)
         if type(pipe) is Batcher:
             if not all(stage.is_replicable() for stage in stages_of(pipe) if hasattr(stage, "is_replicable")):
-                raise _refused(pipe, "runs in the main process", "put .batch(n) before .join_workers()")
+                raise _refused(pipe, "runs in the main process", cure="put .batch(n) before .join_workers()")
             batchers.insert(0, pipe)
         elif not is_one_to_one(pipe) and not is_torchdata(pipe, "PinMemory"):
             raise _refused(pipe, "may yield more, fewer or other items than it takes")
@@ -167,9 +170,9 @@ def find_order(end: IterDataPipe[Any]) -> JobOrder | None:
     return JobOrder(pipe, batchers)
 
 
-def _refused(pipe: Any, why: str, cure: str = "") -> ValueError:
+def _refused(pipe: Any, why: str, otherwise: str = _OTHER_CURE, *, cure: str = "") -> ValueError:
     name = form_name(pipe)
     return ValueError(
         f"{name} {why}, so that it cannot follow load_in_order: its items could not be found again by their position. "
-        f"Instead, {cure or _CURES.get(name, _OTHER_CURE)}"
+        f"Instead, {cure or _CURES.get(name, otherwise)}"
     )

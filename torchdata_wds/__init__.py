@@ -40,6 +40,7 @@ from torchdata_wds.errors import (
 )
 from torchdata_wds.format.documents.layouts import ImageSegment, TextSegment, interleaved_sample
 from torchdata_wds.format.index import ShardIndex, dali_index, wids_index
+from torchdata_wds.format.index.dataset import DatasetIndex
 from torchdata_wds.format.index.scan import index_shard
 from torchdata_wds.format.index.slices import ShardSlice
 from torchdata_wds.format.shards import ShardInfo
@@ -97,7 +98,7 @@ __all__ = [
     "handle_extension", "image_decoder", "torch_video", "torch_audio", "TextSegment", "ImageSegment",
     "interleaved_sample", "ShardMember", "ShardSlice", "CachedShard",
     # writing
-    "TarWriter", "ShardWriter", "ShardInfo", "ShardIndex", "index_shard", "dali_index", "wids_index",
+    "TarWriter", "ShardWriter", "ShardInfo", "ShardIndex", "DatasetIndex", "index_shard", "dali_index", "wids_index",
     # pipes, in the order of the functional forms' table in the README
     "ShardLister", "ShardResampler", "ShardSplitter", "ShardCacher", "ShardLoader", "OrderedLoader", "KeyGrouper",
     "SampleShuffler",

@@ -157,7 +157,7 @@ def test_local_file_is_pickled_by_its_path(path: Path, monkeypatch: pytest.Monke
     with pytest.raises(ShardFormatError, match="another has been written in its place"):
         pickle.loads(pickled)
     path.unlink()
-    with pytest.raises(ShardOpenError):
+    with pytest.raises(ShardOpenError, match="keep it where all processes and machines see it"):
         pickle.loads(pickled)
     assert index.find("2/17") == [217]
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, overload
 
 import numpy as np
 
-from torchdata_wds.errors import ShardFormatError, ShardListError
+from torchdata_wds.errors import ShardFormatError, ShardListError, ShardOpenError
 from torchdata_wds.format.index import ShardIndex
 from torchdata_wds.format.index.columns import Columns, ShardColumns, key_check, pack
 from torchdata_wds.format.index.packed import COMPRESSED, KEY_RULES, KEYED, SPECIAL, Array, PackedIndex, digest_of
@@ -283,7 +283,10 @@ class DatasetIndex:
 
 def _open_again(path: str, shown: str, check: bytes, chosen: Array | None, urls: Sequence[str] | None) -> DatasetIndex:
     """Opens the file of an index that was pickled."""
-    packed = PackedIndex(FileStore(path, shown))
+    try:
+        packed = PackedIndex(FileStore(path, shown))
+    except ShardOpenError as error:
+        raise error.extended(". It was pickled by its path: keep it where all processes and machines see it") from error
     if packed.check != check:
         what = f"index {shown} is not the one that was pickled: another has been written in its place. Load it again"
         raise ShardFormatError(what, shard=shown, kind="index")

@@ -42,9 +42,10 @@ def pytest_pyfunc_call() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Lets whatever asks for a temporary file, examples too, have it where pytest tidies up."""
+    """Lets whatever asks for a temporary file or keeps an index, examples too, have it where pytest tidies up."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TMPDIR", str(tmp_path_factory.mktemp("temporary")))
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         patch.setattr(tempfile, "tempdir", None)
         yield
 

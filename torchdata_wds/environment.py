@@ -10,6 +10,7 @@
 | ``AIS_AUTHN_TOKEN`` | the token for AIStore's gateway |
 | ``WDS_VERBOSE_CACHE`` | ``1``: ``cache_shards`` logs each hit, download and eviction |
 | ``AWS_ENDPOINT_URL``, ... | the address of a store, which decides the names of its copies in a cache |
+| ``XDG_CACHE_HOME`` | the user's cache folder, ``~/.cache`` by default: indexes that were made here are kept in it |
 | ``RANK``, ``WORLD_SIZE`` | this process's place, as torchrun sets it, until torch.distributed is initialised |
 
 Paths in a dataset file may use other variables, as ``$NAME``.
@@ -43,6 +44,12 @@ def launched_place() -> tuple[int, int]:
     if not (world.isdecimal() and rank.isdecimal() and int(rank) < int(world)):
         raise ValueError(f"RANK={rank!r} and WORLD_SIZE={world!r} in the environment are not valid: set or unset both")
     return int(world), int(rank)
+
+
+def cache_home() -> str | None:
+    """Returns the user's cache folder, an absolute path; None if there is none, as for a user without a home."""
+    found = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111 - a str
+    return found if os.path.isabs(found) else None  # noqa: PTH117 - a str
 
 
 def rewriting_variables() -> list[tuple[str, str]]:

@@ -14,9 +14,11 @@ from tests.kits.shards import text_samples, write_tar, write_text_shards
 from tests.kits.tool_kit import run_wds
 from torchdata_wds import ShardIndex, ShardOpenError, TarWriter, index_shard
 from torchdata_wds.cli.index.lists import listed_url
-from torchdata_wds.cli.index.shard_indexes import dali_index_url, index_in_folder, make_index, save_index
+from torchdata_wds.cli.index.shard_indexes import make_index, save_index
 from torchdata_wds.format.index import dali_index
 from torchdata_wds.format.index.dataset import DatasetIndex
+from torchdata_wds.format.index.foreign import dali_name
+from torchdata_wds.format.index.sidecars import beside, index_in_folder, index_url
 
 FIGURES = re.compile(r"[0-9,.]+(?= s\b| samples/s)")
 
@@ -145,6 +147,19 @@ def test_index_writes_one_packed_file(tmp_path: Path) -> None:
     assert not (tmp_path / "new").exists()
 
 
+def test_index_packs_indexes_that_fit_without_reading_the_shards(tmp_path: Path) -> None:
+    """Shards without one, and with one of another version, are scanned."""
+    urls = write_text_shards(tmp_path, (3, 3, 2))
+    assert run_wds("index", *urls[:2], "-p", "1").status == 0
+    write_tar(Path(urls[1]), text_samples("s", 4))
+    path = Path(urls[0])
+    status = path.stat()
+    path.write_bytes(bytes(status.st_size))
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert run_wds("index", *urls, "--pack", tmp_path / "all.pack", "-p", "1").status == 0
+    assert [entry.samples for entry in DatasetIndex.load(tmp_path / "all.pack").shards] == [3, 4, 2]
+
+
 def test_index_shows_names_of_strangers_as_they_are_safe(tmp_path: Path) -> None:
     """Nothing in a name acts on a terminal, and each failure has one line."""
     path = tmp_path / "x.tar"
@@ -208,9 +223,9 @@ def test_dali_index_url_is_that_of_its_own_program() -> None:
         "zip://x.tar::s3://b/a.zip": "zip://x.idx::s3://b/a.zip",
         "a?b/x.tar": "a?b/x.idx",
     }
-    assert {name: dali_index_url(name) for name in names} == names
+    assert {name: beside(name, dali_name) for name in names} == names
     with pytest.raises(ValueError, match="no place"):
-        dali_index_url("-")
+        beside("-", dali_name)
 
 
 def test_index_in_folder_has_the_name_of_the_shard() -> None:
@@ -249,6 +264,20 @@ def test_save_replaces_only_when_told_to(tmp_path: Path) -> None:
         save_index(b"x", str(tmp_path / "no" / "x.idx"))
     with pytest.raises(ShardOpenError, match="folder"):
         save_index(b"x", str(tmp_path), overwrite=True)
+
+
+def test_save_replaces_the_index_of_a_shard_that_was_touched(tmp_path: Path) -> None:
+    """Its samples are the same, so nobody has to force it; one that does not tell the version stays."""
+    shard = write_tar(tmp_path / "x.tar", text_samples("s", 2))
+    index, url = index_shard(shard), index_url(shard)
+    os.utime(shard, ns=(1, 1))
+    touched = index_shard(shard, to=False)
+    assert (index.header.tag, touched.header.tag) == (f"mtime-{index.header.tag[6:]}", "mtime-1")
+    assert save_index(touched, url) == "written"
+    assert ShardIndex.load(url).header.tag == "mtime-1"
+    touched.header = touched.header._replace(tag=None)
+    touched.save(url)
+    assert save_index(index, url) == "unchanged"
 
 
 def test_save_works_in_stores() -> None:

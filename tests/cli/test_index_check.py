@@ -1,6 +1,7 @@
 """``wds index --check``: existing indexes compared with their shards."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,23 @@ def test_check_goes_on_after_a_shard_that_cannot_be_read(tmp_path: Path) -> None
     assert (done.status, done.out) == (1, b"")
     assert f"not checked: shard {urls[0]} is cut off" in done.err
     assert "1 index right, 1 of 2 shards failed" in done.err
+
+
+def test_check_compares_the_digest_of_a_shard_that_was_touched(tmp_path: Path) -> None:
+    """If the index has one; else the headers do not tell whether it is still the same."""
+    with TarWriter(tmp_path / "a.tar", index=True) as writer:
+        writer.write({"__key__": "a", "txt": "x"})
+    write_tar(tmp_path / "b.tar", text_samples("s", 1))
+    assert run_wds("index", tmp_path / "b.tar", "-p", "1").status == 0
+    for name in ("a.tar", "b.tar"):
+        os.utime(tmp_path / name, ns=(1, 1))
+    done = check(tmp_path)
+    assert done.status == 1
+    assert done.text.startswith(f"{tmp_path}/b.tar: stale: ")
+    assert "which has the mtime 1, expected " in done.text
+    assert done.text.count("\n") == 1
+    (tmp_path / "a.tar").write_bytes((tmp_path / "a.tar").read_bytes().replace(b"x" + bytes(511), b"y" + bytes(511)))
+    assert f"{tmp_path}/a.tar: stale: " in check(tmp_path).text
 
 
 def test_check_compares_the_files_of_dali(tmp_path: Path) -> None:

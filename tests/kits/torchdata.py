@@ -104,6 +104,6 @@ def uses_torchdata(program: ast.AST) -> bool:
                 return True
             case ast.ImportFrom(names=names) if any(alias.name == "WorkersReadingService" for alias in names):
                 return True
-            case ast.Attribute(attr=name) if name in form_names.TORCHDATA_FORMS:
+            case ast.Attribute(attr=name) if name in form_names.TORCHDATA_FORMS | form_names.TORCHDATA_MAP_FORMS:
                 return True
     return False

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 import webdataset
-from torch.utils.data import IterDataPipe
+from torch.utils.data import IterDataPipe, MapDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
+from torch.utils.data.datapipes.map import SequenceWrapper
 from torch.utils.data.graph import traverse_dps
 
 import torchdata_wds
@@ -21,7 +22,14 @@ from tests.kits.torchdata import Repeater, is_installed, needs_torchdata
 from torchdata_wds import WebDataset, handlers, ignore_and_continue, wds_collate
 from torchdata_wds.pipes import form_names
 from torchdata_wds.pipes.base import functional_forms
-from torchdata_wds.pipes.form_names import ARGUMENTS, EXPORTS, METHODS, TORCHDATA_FORMS, argument_hint
+from torchdata_wds.pipes.form_names import (
+    ARGUMENTS,
+    EXPORTS,
+    METHODS,
+    TORCHDATA_FORMS,
+    TORCHDATA_MAP_FORMS,
+    argument_hint,
+)
 from torchdata_wds.workers import import_torchdata
 
 
@@ -55,9 +63,11 @@ def no_torchdata() -> Iterator[None]:
     if is_installed():
         import_torchdata()
     forms = {name: IterDataPipe.functions.pop(name) for name in TORCHDATA_FORMS & set(IterDataPipe.functions)}
+    map_forms = {name: MapDataPipe.functions.pop(name) for name in TORCHDATA_MAP_FORMS & set(MapDataPipe.functions)}
     form_names.install(fail)
     yield
     IterDataPipe.functions.update(forms)
+    MapDataPipe.functions.update(map_forms)
     form_names.install(import_torchdata)
 
 
@@ -226,15 +236,37 @@ def test_forms_of_torchdata_are_silent_when_they_are_surely_meant(caplog: pytest
 # ------------------------------------------------------------------------------------------------ torchdata's names
 @needs_torchdata
 def test_names_of_torchdata_are_all_known() -> None:
-    """The list is what torchdata registers, but for what torch and this package have registered."""
+    """The lists are what torchdata registers, but for what torch and this package have registered."""
     import_torchdata()
-    theirs = {
-        name
-        for name, form in IterDataPipe.functions.items()
-        if getattr(form, "args", (None,))[0].__module__.startswith("torchdata.")
-    }
-    assert theirs == TORCHDATA_FORMS
+    for kind, known in ((IterDataPipe, TORCHDATA_FORMS), (MapDataPipe, TORCHDATA_MAP_FORMS)):
+        forms = {name: getattr(form, "args", (form,))[0] for name, form in kind.functions.items()}
+        assert {name for name, form in forms.items() if form.__module__.startswith("torchdata.")} == known
     assert not TORCHDATA_FORMS & set(functional_forms)
+
+
+@needs_torchdata
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(TORCHDATA_MAP_FORMS))
+def test_forms_of_map_pipes_are_there_when_used(name: str) -> None:
+    """The first use imports torchdata; names of Python's protocols do not."""
+    script = (
+        "import copy, sys, torchdata_wds\n"
+        "from torch.utils.data.datapipes.map import SequenceWrapper\n"
+        "pipe = copy.copy(SequenceWrapper([1, 2]))\n"
+        "assert not hasattr(pipe, 'other')\n"
+        "assert 'torchdata' not in sys.modules\n"
+        f"assert callable(pipe.{name})\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
+
+
+@pytest.mark.usefixtures("no_torchdata")
+def test_forms_of_map_pipes_say_why_they_are_missing_when_torchdata_cannot_be_imported() -> None:
+    """The reason; forms of torch are there."""
+    pipe = SequenceWrapper([1, 2])
+    with pytest.raises(AttributeError, match=r"\.to_iter_datapipe\(\) is a form of torchdata.*libcurl"):
+        pipe.to_iter_datapipe()
+    assert list(pipe.map(str)) == ["1", "2"]
 
 
 @pytest.mark.usefixtures("no_torchdata")

@@ -21,7 +21,7 @@ _LOOKED_AT = 2000  # how many characters of a long text are searched for secrets
 _NATIVE_ARGUMENTS = ("iterable", "batch_size", "buffer_size", "fn", "filter_fn", "collate_fn", "length", "count")
 
 
-def sources_of(pipe: IterDataPipe[Any]) -> list[IterDataPipe[Any]]:
+def sources_of(pipe: DataPipe) -> list[IterDataPipe[Any]]:
     """Returns the pipes that a pipe holds as attributes, alone or in lists; unlike torch's traversal, never pickles."""
     values = [value if isinstance(value, (list, tuple)) else (value,) for value in vars(pipe).values()]
     return [source for items in values for source in items if isinstance(source, IterDataPipe)]
@@ -87,12 +87,12 @@ def chain_text(pipe: IterDataPipe[Any]) -> str:
         return type(pipe).__qualname__
 
 
-def stage_text(pipe: IterDataPipe[Any], *, without: Collection[str] = ()) -> str:
+def stage_text(pipe: DataPipe, *, without: Collection[str] = ()) -> str:
     """Writes a pipe as a stage of a chain, such as ``wds_map(int)``; omits the arguments `without`."""
     return f"{form_name(pipe)}({', '.join(_arguments(pipe, without))})"
 
 
-def form_name(pipe: IterDataPipe[Any]) -> str:
+def form_name(pipe: DataPipe) -> str:
     """Returns the functional name, or the short name of the class for a source or a pipe without one."""
     if sources_of(pipe):
         for name, form in IterDataPipe.functions.items():
@@ -101,7 +101,7 @@ def form_name(pipe: IterDataPipe[Any]) -> str:
     return type(pipe).__name__.removesuffix("IterDataPipe")
 
 
-def _arguments(pipe: IterDataPipe[Any], without: Collection[str]) -> Iterator[str]:
+def _arguments(pipe: DataPipe, without: Collection[str]) -> Iterator[str]:
     above = sources_of(pipe)[:1]
     is_ours = type(pipe).__module__.startswith("torchdata_wds.")
     for name, parameter in inspect.signature(type(pipe)).parameters.items():

@@ -1,8 +1,8 @@
 """Handles names of forms that are not registered: WebDataset's, which differ here, and torchdata's before its import.
 
-Python looks up missing attributes in ``IterDataPipe.__getattr__``, for native pipes too; `install` adds a lookup before
-torch's own. A name of WebDataset still raises an AttributeError (``hasattr`` is False), which says what to write here.
-The first use of a name of torchdata imports torchdata, which registers its forms.
+Python looks up missing attributes in ``__getattr__`` of torch's pipes, for native ones too; `install` adds a lookup
+before torch's own. A name of WebDataset still raises an AttributeError (``hasattr`` is False), which says what to write
+here. The first use of a name of torchdata imports torchdata, which registers its forms.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from torch.utils.data import IterDataPipe
+from torch.utils.data import IterDataPipe, MapDataPipe
 
 from torchdata_wds.handlers import warn_once
 from torchdata_wds.pipes.chain_text import stages_of
@@ -135,6 +135,9 @@ TORCHDATA_FORMS = frozenset(
     """.split()  # noqa: SIM905  (a list would have a line for each)
 )
 
+#: The same of map-style pipes.
+TORCHDATA_MAP_FORMS = frozenset(("in_memory_cache", "to_iter_datapipe", "unzip"))
+
 #: What to write if torchdata cannot be imported.
 _WITHOUT_TORCHDATA = {
     **dict.fromkeys(("cycle", "repeat"), ".wds_epoch(n) passes over its source again and again"),
@@ -177,14 +180,7 @@ def install(import_torchdata: Callable[[], object]) -> None:
     def look_up(pipe: IterDataPipe[Any], name: str) -> Any:
         if name[:1] != "_":
             if name in TORCHDATA_FORMS and name not in IterDataPipe.functions:
-                try:
-                    import_torchdata()
-                except ImportError as error:
-                    instead = f"; {_WITHOUT_TORCHDATA[name]}" if name in _WITHOUT_TORCHDATA else ""
-                    raise AttributeError(
-                        f".{name}() is a form of torchdata, which cannot be imported here: "
-                        f"{error.__cause__ or error}{instead}"
-                    ) from error
+                _import_for(name, import_torchdata, _WITHOUT_TORCHDATA.get(name, ""))
             if name not in IterDataPipe.functions:
                 if hint := _hint(name):
                     raise AttributeError(f"{type(pipe).__name__!r} object has no attribute {name!r}: {hint}")
@@ -192,10 +188,28 @@ def install(import_torchdata: Callable[[], object]) -> None:
                 return _checked(name, pipe, torchs(pipe, name))
         return torchs(pipe, name)
 
+    torchs_of_maps = getattr(MapDataPipe.__getattr__, "torchs", MapDataPipe.__getattr__)
+
+    def look_up_in_map(pipe: MapDataPipe[Any], name: str) -> Any:
+        if name in TORCHDATA_MAP_FORMS and name not in MapDataPipe.functions:
+            _import_for(name, import_torchdata)
+        return torchs_of_maps(pipe, name)
+
+    look_up_in_map.torchs = torchs_of_maps  # type: ignore[attr-defined]
+    MapDataPipe.__getattr__ = look_up_in_map  # type: ignore[method-assign]
     # Torch looks this up for every item of every pipe: 190 ns, but 850 ns with an exception because it is missing.
     IterDataPipe._is_child_datapipe = False  # type: ignore[attr-defined]
     look_up.torchs = torchs  # type: ignore[attr-defined]
     IterDataPipe.__getattr__ = look_up  # type: ignore[method-assign]
+
+
+def _import_for(name: str, import_torchdata: Callable[[], object], instead: str = "") -> None:
+    """Imports torchdata for one of its forms; an AttributeError says why it cannot be imported."""
+    try:
+        import_torchdata()
+    except ImportError as error:
+        what = f".{name}() is a form of torchdata, which cannot be imported here: {error.__cause__ or error}"
+        raise AttributeError(f"{what}; {instead}" if instead else what) from error
 
 
 def _checked(name: str, pipe: IterDataPipe[Any], form: Callable[..., Any]) -> Callable[..., Any]:

@@ -7,13 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.utils.data.datapipes.iter import IterableWrapper
 
 from tests.kits.servers import serve_folder
 from tests.kits.shards import Members, tar_bytes, write_tar
 from torchdata_wds import ShardFormatError, ShardListError, ShardOpenError, dali_index, index_shard
 from torchdata_wds.format.index.dataset import DatasetIndex
 from torchdata_wds.format.index.foreign import check_counts, foreign_urls, load_foreign
+from torchdata_wds.format.index.samples import SampleReader
 from torchdata_wds.storage.byte_streams import StoredVersion
+from torchdata_wds.storage.ranges import ShardRanges
 
 PLAIN: Members = [
     (f"d/{number:04d}.{field}", bytes(size))
@@ -24,7 +27,7 @@ LONG: Members = [(f"d/{'long' * 40}{number}.{field}", b"abc") for number in rang
 LETTERS: Members = [(f"d/\u00fc{number}.{field}", b"abc") for number in range(2) for field in ("txt", "cls")]
 GAPS: Members = [("README", b"x"), *PLAIN[:3], ("NOTES", b"y"), *PLAIN[3:6], ("TAIL", b"z")]
 
-# what energon 7.4 (`energon prepare`) and the wds2idx of DALI 2.4 wrote for these shards
+# What energon 7.4 (`energon prepare`) and the wds2idx of DALI 2.4 wrote for these shards
 ENERGON = {
     "plain": (PLAIN, tarfile.USTAR_FORMAT, [0, 3072, 6656, 11264]),
     "long": (LONG, tarfile.PAX_FORMAT, [0, 4096, 8192]),
@@ -71,6 +74,25 @@ def starts(index: DatasetIndex) -> list[int]:
     """Where the samples of one shard begin, and the last one ends."""
     offsets: list[int] = index.rows(0, 0, len(index))[0].tolist()
     return offsets
+
+
+def samples(index: DatasetIndex) -> list[dict[str, Any]]:
+    """All samples, read by an index."""
+    return SampleReader(index, ShardRanges()).read(range(len(index)))
+
+
+def test_samples_read_by_all_indexes_are_equal(tmp_path: Path) -> None:
+    """And equal to those of the usual chain."""
+    dali = {"plain": DALI_PLAIN, "letters": DALI_LETTERS, "gaps": DALI_GAPS}
+    for name, (members, layout, offsets) in ENERGON.items():
+        shard = write_tar(tmp_path / f"{name}.tar", members, tar_format=layout)
+        expected = list(IterableWrapper([shard]).load_wds_shards().group_by_key())
+        assert samples(ours(shard)) == expected
+        assert samples(foreign(shard, struct.pack(f"<{len(offsets)}Q", *offsets))) == expected
+        if name in dali:
+            assert samples(foreign(shard, dali[name])) == expected
+        if name in ("plain", "letters"):
+            assert samples(foreign(shard, without_names(dali[name]))) == expected
 
 
 def test_energon_index_has_our_samples(tmp_path: Path) -> None:

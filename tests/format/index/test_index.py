@@ -64,7 +64,8 @@ def test_index_shard_finds_what_the_loader_reads(tmp_path: Path) -> None:
     check(index, shard)
     assert ShardIndex.load(tmp_path / ".wds-index" / "x.tar.index") == ShardIndex.beside(shard) == index
     size = shard.stat().st_size
-    assert index.header == IndexHeader("x.tar", "first_dot", 3, size, False, size, special=())
+    tag = f"mtime-{shard.stat().st_mtime_ns}"
+    assert index.header == IndexHeader("x.tar", "first_dot", 3, size, False, size, tag=tag, special=())
     assert [[member.name for member in sample.members] for sample in index[:2]] == [
         ["d/a.CLS", "d/a.seg.png"],
         ["d/b.bin"],
@@ -79,6 +80,7 @@ def test_writer_and_scan_make_the_same_index(compress: str | None, tmp_path: Pat
         for number in range(7):
             writer.write({"__key__": f"d/{number}", "bin": bytes(number * 50_000), "cls": number})
     written = ShardIndex.load(index_url(shard))
+    assert written.header.tag == f"mtime-{shard.stat().st_mtime_ns}"
     scanned = index_shard(shard, to=False)
     check(written, shard)
     assert list(written) == list(scanned)
@@ -148,7 +150,7 @@ def test_index_shard_reads_from_servers_and_needs_a_place_for_the_index(tmp_path
     with serve_folder(tmp_path) as url:
         index = index_shard(f"{url}/x.tar", to=tmp_path / "x.index")
         assert len(index) == 5
-        assert index.header.bytes is None
+        assert index.header.bytes == (tmp_path / "x.tar").stat().st_size
         with pytest.raises(ShardOpenError, match="http"):
             index_shard(f"{url}/x.tar")
     assert len(index_shard(f"pipe:cat {tmp_path}/x.tar", to=False)) == 5

@@ -20,7 +20,8 @@ from torchdata_wds import ShardFormatError, ShardIndex, ShardOpenError
 from torchdata_wds.format.index import IndexHeader, pack_row
 from torchdata_wds.format.index.columns import Columns, ShardColumns
 from torchdata_wds.format.index.dataset import DatasetIndex, key_check
-from torchdata_wds.format.index.packed import KEYED
+from torchdata_wds.format.index.packed import CHECK_AT, HEAD_BYTES, KEYED, PackedIndex, table_check
+from torchdata_wds.format.index.stores import BytesStore
 
 
 def made(shards: int, samples: int, *, seed: int = 0) -> DatasetIndex:
@@ -85,6 +86,36 @@ def test_damage_in_rows_is_found_where_they_are_checked(path: Path) -> None:
     path.write_bytes(damaged)
     with pytest.raises(ShardFormatError, match=r"offsets of samples 0 to 1 of shard d/000000\.tar do not ascend"):
         DatasetIndex.load(path).rows(0, 0, 1)
+
+
+def test_nonsense_with_right_checks_is_refused(path: Path) -> None:
+    """An index may come from a stranger, as its shard may."""
+    data = path.read_bytes()
+    layout = PackedIndex(BytesStore(data, "x"))._layout
+    for place, value in [
+        (layout.bounds, 1),
+        (layout.bounds + 8, 1 << 63),
+        (layout.bounds + 8, 300),
+        (layout.bounds + 32, 401),
+        (layout.url_ends, 1 << 40),
+        (layout.url_ends + 24, 3),
+        (layout.tag_ends + 24, 1),
+        (layout.flags, 0),
+    ]:
+        changed = bytearray(data)
+        changed[place : place + 8] = struct.pack("<Q", value)
+        table = memoryview(changed)[HEAD_BYTES : layout.offsets]
+        changed[CHECK_AT : CHECK_AT + 8] = table_check(bytes(changed[:HEAD_BYTES]), table)
+        path.write_bytes(changed)
+        with pytest.raises(ShardFormatError, match="table of shards makes no sense"):
+            DatasetIndex.load(path)
+    changed = bytearray(data)
+    changed[layout.places : layout.places + 1600] = b"\xff" * 1600
+    path.write_bytes(changed)
+    with pytest.raises(ShardFormatError, match="a key is of sample 4,294,967,295, which there is not"):
+        DatasetIndex.load(path).find("2/17")
+    with pytest.raises(ShardFormatError, match="a key is of a sample that there is not"):
+        DatasetIndex.load(path).select(["d/000000.tar"]).save(path)
 
 
 @pytest.mark.parametrize(

@@ -19,12 +19,13 @@ from pathlib import Path
 from torchdata_wds.cli.command import Command, UsageError, add_parallel, choice, flag, option, usage_checked
 from torchdata_wds.cli.index.index_check import FAULTS, compare_indexes, compare_packed
 from torchdata_wds.cli.index.lists import write_lists
-from torchdata_wds.cli.index.shard_indexes import UNCHANGED, WRITTEN, dali_index_url, index_in_folder, make_index
+from torchdata_wds.cli.index.shard_indexes import UNCHANGED, WRITTEN, make_index
 from torchdata_wds.cli.inputs import add_shards_argument, list_inputs
 from torchdata_wds.cli.jobs import map_in_order
 from torchdata_wds.cli.outputs import write_line
 from torchdata_wds.cli.terminal import Progress, counted, message_of, paused, printable, say
-from torchdata_wds.format.index.sidecars import index_url, local_index
+from torchdata_wds.format.index.foreign import dali_name
+from torchdata_wds.format.index.sidecars import beside, index_in_folder, index_url, local_index
 from torchdata_wds.storage import mask_url
 from torchdata_wds.storage.urls import STDIN, is_local, scheme_of
 
@@ -74,6 +75,7 @@ def _write(arguments: argparse.Namespace, jobs: list[tuple[str, str | None]]) ->
         Path(arguments.output).mkdir(parents=True, exist_ok=True)
     options = {"keys": arguments.keys, "dali": arguments.dali, "md5": arguments.md5, "overwrite": arguments.force}
     options["pack"] = arguments.pack is not None
+    options["reuse"] = options["pack"] and not arguments.dali and arguments.wids is None
     results = []
     figures = Figures(len(jobs))
     made = map_in_order(functools.partial(make_index, **options), jobs, arguments.parallel)
@@ -82,7 +84,7 @@ def _write(arguments: argparse.Namespace, jobs: list[tuple[str, str | None]]) ->
             results.append(result)
             if result.failure is not None:
                 say(f"not indexed: {printable(message_of(result.failure))}")
-            figures.add(0 if result.header is None else result.header.samples)
+            figures.add(result.samples)
     failed = sum(result.failure is not None for result in results)
     listed = write_lists(arguments, [url for url, _ in jobs], results)
     outcomes = Counter(result.outcome for result in results)
@@ -150,9 +152,9 @@ def _target(url: str, arguments: argparse.Namespace) -> str | None:
         raise UsageError(f"a list cannot refer to {mask_url(url)}: name the shard itself")
     with usage_checked():
         if arguments.output is not None:
-            return index_in_folder(url, arguments.output, dali=arguments.dali)
+            return index_in_folder(url, arguments.output, dali_name if arguments.dali else None)
         if arguments.dali:
-            return dali_index_url(url)
+            return beside(url, dali_name)
         if is_list:
             return None
         old = local_index(url) if is_local(url) else None  # stays where it lies

@@ -23,8 +23,10 @@ from torchdata_wds.errors import ShardFormatError, ShardListError, ShardOpenErro
 from torchdata_wds.format.index import ShardIndex, dali_index
 from torchdata_wds.format.index.dataset import DatasetIndex
 from torchdata_wds.format.index.scan import index_shard
+from torchdata_wds.format.index.search import has_digest
 from torchdata_wds.format.index.sidecars import index_url
-from torchdata_wds.storage import mask_url, open_shard
+from torchdata_wds.storage import StorageOptions, mask_url, open_shard
+from torchdata_wds.storage.byte_streams import StoredVersion
 from torchdata_wds.storage.urls import STDIN, is_local, local_path, scheme_of
 
 FAULTS = MISSING, STALE, WRONG
@@ -57,16 +59,25 @@ def compare_index(
             fault = MISSING, f"it has no index {shown}"
         elif dali:
             fault = text_difference(_read(target), expected, shown)
-        elif scheme_of(url) not in (STDIN, "pipe") and target == index_url(url):
-            fault = difference(ShardIndex.beside(url), index, shown)  # or at its old place
         else:
-            fault = difference(ShardIndex.load(target), index, shown)
+            is_beside = scheme_of(url) not in (STDIN, "pipe") and target == index_url(url)  # or at its old place
+            found = ShardIndex.beside(url) if is_beside else ShardIndex.load(target)
+            fault = difference(_retagged(found, index, url), index, shown)
     except ShardFormatError as error:
         fault = WRONG, message_of(error)
     except ShardOpenError as error:
         fault = MISSING, message_of(error)
     kind, what = fault or (None, "")
     return Comparison(kind, what, samples=len(index))
+
+
+def _retagged(found: ShardIndex, index: ShardIndex, url: str) -> ShardIndex:
+    """Gives an index the present tag of its shard if that was copied or touched, but has the content of before."""
+    was, now = found.header, index.header
+    if was.tag != now.tag and was.bytes is not None:
+        is_same = has_digest(url, StoredVersion(was.bytes), was.sha256, StorageOptions())
+        found.header = was._replace(tag=now.tag) if is_same else was
+    return found
 
 
 def compare_indexes(arguments: argparse.Namespace, jobs: Jobs) -> Generator[Comparison, None, None]:

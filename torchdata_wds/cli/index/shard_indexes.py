@@ -7,25 +7,36 @@ from typing import Literal, NamedTuple
 
 from torchdata_wds.cli.outputs import write_whole
 from torchdata_wds.errors import ShardFormatError, ShardOpenError, WdsError
-from torchdata_wds.format.index import IndexHeader, ShardIndex, dali_index, shard_name
+from torchdata_wds.format.index import IndexHeader, ShardIndex, dali_index
 from torchdata_wds.format.index.columns import ShardColumns
 from torchdata_wds.format.index.scan import index_shard
-from torchdata_wds.format.index.sidecars import INDEX_SUFFIX, beside, make_index_folder
+from torchdata_wds.format.index.search import read_existing
+from torchdata_wds.format.index.sidecars import make_index_folder
 from torchdata_wds.storage import mask_url, open_shard
-from torchdata_wds.storage.byte_streams import stored_bytes
+from torchdata_wds.storage.byte_streams import StoredVersion, stored_bytes
 from torchdata_wds.storage.urls import STDIN, is_local, local_path, scheme_of
 
 WRITTEN, UNCHANGED = "written", "unchanged"
 
 
 class IndexResult(NamedTuple):
-    """What happened to the file, or why it failed; the shard's header, MD5 digest, and columns to pack."""
+    """What happened to the file, or why it failed; the shard's header, MD5 digest, and columns to pack.
+
+    Without a header, the columns are those of an index that exists.
+    """
 
     outcome: str | None = None
     failure: WdsError | None = None
     header: IndexHeader | None = None
     md5: str | None = None
     columns: ShardColumns | None = None
+
+    @property
+    def samples(self) -> int:
+        """How many samples the shard has; 0 if it could not be read."""
+        if self.header is not None:
+            return self.header.samples
+        return 0 if self.columns is None else len(self.columns.offsets) - 1
 
 
 def make_index(
@@ -35,22 +46,28 @@ def make_index(
     dali: bool = False,
     md5: bool = False,
     pack: bool = False,
+    reuse: bool = False,
     overwrite: bool = False,
 ) -> IndexResult:
-    """Makes the index of one shard and saves it unless its target is None; returns failures, does not raise them."""
+    """Makes the index of one shard and saves it unless its target is None; returns failures, does not raise them.
+
+    With `reuse`, the shard is not read if there is an index beside it that fits: for a packed index, and no other file.
+    """
     url, target = job
-    outcome = digest = columns = None
+    if reuse and (columns := read_existing(url, keys)) is not None:
+        return IndexResult(columns=columns)
+    outcome = digest = None
     try:
         index = index_shard(url, keys=keys, to=False)
         if target is not None:
             outcome = save_index(dali_index(index).encode() if dali else index, target, overwrite=overwrite)
-        columns = ShardColumns.of(url, index) if pack else None
+        made = ShardColumns.of(url, index) if pack else None
         if md5:
             with stored_bytes(open_shard(url)) as stream:
                 digest = hashlib.file_digest(stream, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
     except WdsError as error:
         return IndexResult(outcome, error)
-    return IndexResult(outcome, None, index.header, digest, columns)
+    return IndexResult(outcome, None, index.header, digest, made)
 
 
 def save_index(index: ShardIndex | bytes, url: str, *, overwrite: bool = False) -> str:
@@ -65,10 +82,13 @@ def save_index(index: ShardIndex | bytes, url: str, *, overwrite: bool = False) 
             # as good if the rest is equal, and must not be replaced by one that knows less.
             with suppress(ShardFormatError):
                 old = ShardIndex.load(url)
-                size = None if index.header.bytes is None else old.header.bytes
-                old.header = old.header._replace(sha256=index.header.sha256, bytes=size)
+                was, now = old.header, index.header
+                size = None if now.bytes is None else was.bytes
+                old.header = was._replace(sha256=now.sha256, bytes=size, tag=now.tag)
                 if old == index:
-                    return UNCHANGED
+                    if not StoredVersion(0, was.tag or "").difference(StoredVersion(0, now.tag or "")):
+                        return UNCHANGED
+                    overwrite = True  # the shard was copied or touched: its index goes on being its index
         index = index.dump()
     if there == index:
         return UNCHANGED
@@ -79,21 +99,3 @@ def save_index(index: ShardIndex | bytes, url: str, *, overwrite: bool = False) 
     make_index_folder(url)
     write_whole([index], url, overwrite=overwrite)
     return WRITTEN
-
-
-def dali_index_url(shard: str) -> str:
-    """Returns where DALI's own ``wds2idx`` puts the index of a shard: the name up to its first dot counts."""
-    return beside(shard, _dali_name)
-
-
-def index_in_folder(shard: str, folder: str, *, dali: bool = False) -> str:
-    """Returns where the index of a shard goes in a folder of indexes."""
-    name = shard_name(shard)
-    if scheme_of(shard) in (STDIN, "pipe") or name in ("", ".", ".."):
-        raise ValueError(f"{mask_url(shard)} has no name that an index could have")
-    base = _dali_name(name) if dali else name + INDEX_SUFFIX
-    return f"{folder.rstrip('/')}/{base}" if folder.strip("/") else folder + base
-
-
-def _dali_name(base: str) -> str:
-    return base[:1] + base[1:].partition(".")[0] + ".idx"

@@ -33,10 +33,9 @@ from typing import Any, NamedTuple, overload
 
 from torchdata_wds.checks import is_count
 from torchdata_wds.errors import ShardFormatError
-from torchdata_wds.format.index.sidecars import index_url, open_index, open_index_target, read_index_line
+from torchdata_wds.format.index.sidecars import index_url, open_index, open_index_target, read_index_line, shard_name
 from torchdata_wds.format.samples.names import key_splitter
 from torchdata_wds.storage import ByteStream, mask_url, open_shard
-from torchdata_wds.storage.urls import is_local, local_path
 
 __all__ = [
     "SPECIAL", "IndexHeader", "IndexedMember", "IndexedSample", "ShardIndex", "dali_index", "index_url", "pack_row",
@@ -184,20 +183,10 @@ class ShardIndex(Sequence[IndexedSample]):
             head, *rows = stream.read().split(b"\n")
         header = parse_index_header(head, shown)
         if not rows or rows.pop():
-            raise ShardFormatError(f"index {shown} is cut off: its last line has no end", shard=shown, kind="index")
+            raise ShardFormatError(
+                f"index {shown} is cut off: its last line has no end. Make it again", shard=shown, kind="index"
+            )
         return cls(header, rows)
-
-
-def shard_name(url: str) -> str:
-    """The last part of a shard's name, as its index has it.
-
-    Example:
-        >>> shard_name("a/x?1.tar"), shard_name("file:///a/x%20y.tar"), shard_name("https://host/x.tar?token=1")
-        ('x?1.tar', 'x y.tar', 'x.tar')
-    """
-    if is_local(url):
-        return os.path.basename(local_path(url))  # noqa: PTH119 - a str
-    return mask_url(url).partition("?")[0].rpartition("/")[2]
 
 
 def pack_row(key: str, start: int, stop: int, members: Iterable[tuple[str, int | None, int | None]]) -> str:

@@ -3,7 +3,7 @@
 Energon's has a u64 for each sample, where it begins in the decompressed archive, and one for where the last one ends;
 no keys. DALI's is ``v1.2 N``, then a line a sample: ``extension offset size name`` for each member, with the offset of
 its content; ``v1.1`` is the same without names. Both split names at the first dot. Neither says which version of the
-shard it is of, and both leave hard links out.
+shard it is of, and both leave hard links out: by energon's index, a sample that begins with one lacks it.
 """
 
 from __future__ import annotations
@@ -40,10 +40,16 @@ def foreign_urls(shard: str | os.PathLike[str]) -> tuple[str, str]:
         >>> foreign_urls("d/x.tar")
         ('d/x.tar.idx', 'd/x.idx')
     """
-    return beside(shard, lambda name: name + _SUFFIX), beside(shard, _dali_name)
+    return beside(shard, energon_name), beside(shard, dali_name)
 
 
-def _dali_name(name: str) -> str:
+def energon_name(name: str) -> str:
+    """Returns the name of energon's index of a shard."""
+    return name + _SUFFIX
+
+
+def dali_name(name: str) -> str:
+    """Returns the name that DALI's own ``wds2idx`` gives the index of a shard: that up to its first dot counts."""
     dot = name.find(".", 1)
     return (name if dot < 0 else name[:dot]) + _SUFFIX
 

@@ -93,6 +93,16 @@ class PackedIndex:
         self.known = head.known
         self.check = head.check
         self._key_check = head.key_check
+        self._check_table(head)
+
+    def _check_table(self, head: Head) -> None:
+        """Looks for nonsense: a file may come from a stranger, whose checks are right."""
+        columns = [(self.bounds, head.samples), (self._url_ends, head.url_bytes), (self._tag_ends, head.tag_bytes)]
+        ascend = all(bool((ends[:-1] <= ends[1:]).all()) for ends, _ in columns)
+        is_sane = ascend and all((ends.item(-1) if len(ends) else 0) == last for ends, last in columns)
+        has_keys = (self.flags & KEYED) != 0
+        if not is_sane or self.bounds.item(0) or np.diff(self.bounds)[has_keys].sum() != head.known:
+            raise damaged(self.store.shown, "its table of shards makes no sense")
 
     def url(self, shard: int) -> str:
         """The URL of a shard, as it was listed when the index was made."""
@@ -159,7 +169,10 @@ class PackedIndex:
             same = int(np.searchsorted(self._hashes(found, stop), np.uint64(value), side="right"))
             numbers += self.places(found, found + same).tolist()
             found = stop if found + same == stop else -1
-        return sorted(numbers)
+        numbers.sort()
+        if numbers and numbers[-1] >= self.bounds.item(-1):
+            raise damaged(self.store.shown, f"a key is of sample {numbers[-1]:,}, which there is not")
+        return numbers
 
     def _hashes(self, start: int, stop: int) -> Array:
         return self._numbers(self._layout.hashes + 8 * start, "u8", stop - start)

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Generator, Iterator, Mapping
 from typing import Any, Literal, NamedTuple, cast
 
+from torchdata_wds.errors import ChangedShardError
 from torchdata_wds.format.index import SPECIAL, IndexHeader, ShardIndex, index_url, pack_row, shard_name
 from torchdata_wds.format.samples.grouping import group_members
 from torchdata_wds.format.tar import ReadOptions, SkippedEntries, read_marked_members
@@ -16,7 +17,10 @@ from torchdata_wds.format.tar.headers import HARD_LINK, is_file
 from torchdata_wds.format.tar.links import hard_link_error
 from torchdata_wds.format.tar.members import Mark, PassedMember, ShardMember, Unit
 from torchdata_wds.storage import can_reopen, is_decompressed, mask_url, open_shard
-from torchdata_wds.storage.urls import is_local, local_path, url_text
+from torchdata_wds.storage.byte_streams import StoredVersion, stored_version
+from torchdata_wds.storage.places import resolve
+from torchdata_wds.storage.ranges import find_version
+from torchdata_wds.storage.urls import url_text
 
 
 class _Extent(NamedTuple):
@@ -67,6 +71,7 @@ def index_shard(
     if keys not in ("first_dot", "last_dot"):
         raise ValueError(f"an index needs keys='first_dot' or 'last_dot', which it can name, not {keys!r}")
     text = url_text(url)
+    version = find_version(text, storage_options=storage_options)
     rows = []
     special: set[str] = set()
     with open_shard(text, storage_options=storage_options) as stream:
@@ -76,13 +81,30 @@ def index_shard(
             members = [(name, offset, None if offset is None else size) for name, _, _, offset, size in extents]
             rows.append(pack_row(key, extents[0].start, extents[-1].stop, members))
         compressed = is_decompressed(stream)
-    stored = os.stat(local_path(text)).st_size if is_local(text) else None  # noqa: PTH116 - a str, not a Path
+        _check_unchanged(text, version, stored_version(stream), storage_options)
     words = tuple(word for word in SPECIAL if word in special)
-    header = IndexHeader(shard_name(text), keys, len(rows), entries.offset, compressed, stored, special=words)
+    header = IndexHeader(shard_name(text), keys, len(rows), entries.offset, compressed, special=words)
+    if version is not None:
+        header = header._replace(bytes=version.size, tag=version.tag or None)
     index = ShardIndex(header, rows)
     if to is not False:
         index.save(index_url(text) if to is None else to, storage_options=storage_options)
     return index
+
+
+def _check_unchanged(
+    url: str,
+    version: StoredVersion | None,
+    now: StoredVersion | None,
+    storage_options: Mapping[str, Mapping[str, Any]] | None,
+) -> None:
+    """Raises if a shard is another version than before it was read; `now` is what its store sent with it."""
+    if now is None and resolve(url, storage_options).is_local:
+        now = find_version(url, storage_options=storage_options)
+    if version is not None and now is not None and (difference := version.difference(now)):
+        shown = mask_url(url)
+        what = f"shard {shown} was changed while its index was made: it has {difference}. Index it once it is written"
+        raise ChangedShardError(what, shard=shown)
 
 
 def _scan(entries: TarEntries, url: str, special: set[str]) -> Iterator[Unit]:

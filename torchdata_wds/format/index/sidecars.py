@@ -15,7 +15,7 @@ from torchdata_wds.errors import ShardOpenError
 from torchdata_wds.storage import ByteStream, Target, mask_url, open_shard, open_target
 from torchdata_wds.storage.places import resolve
 from torchdata_wds.storage.targets.base import cannot_write
-from torchdata_wds.storage.urls import HIDDEN_FOLDER, STDIN, local_path, scheme_of, url_text
+from torchdata_wds.storage.urls import HIDDEN_FOLDER, STDIN, is_local, local_path, scheme_of, url_text
 
 INDEX_SUFFIX = ".index"
 _PIECE = 4096
@@ -45,6 +45,33 @@ def old_index_url(shard: str | os.PathLike[str]) -> str:
 def index_urls(shard: str | os.PathLike[str]) -> tuple[str, str]:
     """Returns all places where the index of a shard may lie, in the order in which they are searched."""
     return index_url(shard), old_index_url(shard)
+
+
+def shard_name(url: str) -> str:
+    """The last part of a shard's name, as its index has it.
+
+    Example:
+        >>> shard_name("a/x?1.tar"), shard_name("file:///a/x%20y.tar"), shard_name("https://host/x.tar?token=1")
+        ('x?1.tar', 'x y.tar', 'x.tar')
+    """
+    if is_local(url):
+        return os.path.basename(local_path(url))  # noqa: PTH119 - a str
+    return mask_url(url).partition("?")[0].rpartition("/")[2]
+
+
+def index_in_folder(shard: str | os.PathLike[str], folder: str, rename: Callable[[str], str] | None = None) -> str:
+    """Returns where the index of a shard lies in a folder of indexes; raises ValueError for a stream.
+
+    Example:
+        >>> index_in_folder("s3://b/x.tar?versionId=3", "indexes")
+        'indexes/x.tar.index'
+    """
+    url = url_text(shard)
+    name = shard_name(url)
+    if scheme_of(url) in (STDIN, "pipe") or name in ("", ".", ".."):
+        raise ValueError(f"{mask_url(url)} has no name that an index could have")
+    base = name + INDEX_SUFFIX if rename is None else rename(name)
+    return f"{folder.rstrip('/')}/{base}" if folder.strip("/") else folder + base
 
 
 def beside(shard: str | os.PathLike[str], rename: Callable[[str], str]) -> str:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from torchdata_wds.errors import Advice, ShardOpenError
+from torchdata_wds.storage.byte_streams import StoredVersion
 from torchdata_wds.storage.locks import LockedFile, lock
 from torchdata_wds.storage.urls import mask_url
 
@@ -49,6 +50,7 @@ class Target(Unique, ABC):
 
     def __init__(self, url: str) -> None:
         self.url = url
+        self.version: StoredVersion | None = None  # after the commit: which version of the shard it is, where known
         self._shard = mask_url(url)
         self._owner = os.getpid()
         self._position = 0

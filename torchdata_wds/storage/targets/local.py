@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from torchdata_wds.errors import Advice, ShardOpenError
+from torchdata_wds.storage.byte_streams import StoredVersion
 from torchdata_wds.storage.locks import LockedFile
 from torchdata_wds.storage.places import Place
 from torchdata_wds.storage.targets.base import (
@@ -56,6 +57,7 @@ class LocalTarget(FileTarget):
         file = self._created()
         try:
             sync_file(file.fileno())
+            self.version = StoredVersion.of_file(os.fstat(file.fileno()))
             if self._overwrite:
                 self._partial.replace(self._path)
             else:

@@ -1,0 +1,268 @@
+"""Finds the indexes of listed shards: beside each, in a folder, among those kept for this user, or by a scan."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeVar
+
+from torchdata_wds.errors import ChangedShardError, ShardFormatError, ShardListError, ShardOpenError
+from torchdata_wds.format.index import ShardIndex, shard_name
+from torchdata_wds.format.index.columns import Columns, ShardColumns, pack
+from torchdata_wds.format.index.dataset import DatasetIndex
+from torchdata_wds.format.index.foreign import dali_name, energon_name, foreign_urls, load_foreign
+from torchdata_wds.format.index.kept import KeptIndexes
+from torchdata_wds.format.index.scan import index_shard
+from torchdata_wds.format.index.sidecars import INDEX_SUFFIX, index_in_folder, index_urls
+from torchdata_wds.handlers import warn_rarely
+from torchdata_wds.storage import StorageOptions, mask_url
+from torchdata_wds.storage.byte_streams import StoredVersion
+from torchdata_wds.storage.cache.locked_files import ShardFacts
+from torchdata_wds.storage.cache.names import digest_of, origin_of, unsigned
+from torchdata_wds.storage.places import resolve
+from torchdata_wds.storage.ranges import find_version
+from torchdata_wds.storage.urls import local_path
+
+logger = logging.getLogger(__name__)
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+Keys = Literal["first_dot", "last_dot"]
+_THREADS = 16
+_CURE = "Make it again with index_shard or `wds index`"
+
+
+class Wanted(NamedTuple):
+    """What is searched for, and where."""
+
+    keys: Keys  # how names are split
+    options: StorageOptions
+    scans: bool  # whether shards without an index are scanned; else they are an error
+    folder: str | None = None  # of indexes named after their shards
+    is_beside: bool = True  # whether to look beside the shards, before that
+
+
+class _Shard(NamedTuple):
+    """A shard as it is now, and the place of its index."""
+
+    url: str
+    is_local: bool
+    version: StoredVersion | None  # None for the output of a command
+    name: str  # a digest of where it is, which version, and how names are split
+    places: tuple[str, ...]  # where its index may lie
+    found: StoredVersion | None  # which index lies at the only place left; None if that was not looked for
+
+
+class _Found(NamedTuple):
+    """The index of a shard, and what was done for it."""
+
+    columns: ShardColumns
+    is_scanned: bool = False
+    was_stale: bool = False  # whether there is an index of another version of the shard
+
+
+def search_indexes(urls: Sequence[str], wanted: Wanted) -> DatasetIndex:
+    """Returns the index of shards, and keeps it packed for the next time, under what it depends on.
+
+    Raises:
+        ShardListError: if a shard has no index, and none is to be made.
+        ShardOpenError: if a shard is missing.
+        ShardFormatError: if a shard that is scanned, or an index that must be used, is damaged or does not fit.
+    """
+    listed = sorted(set(urls))
+    numbers = {url: number for number, url in enumerate(listed)}
+    chosen = [numbers[url] for url in urls]
+    are_local = [resolve(url, wanted.options).is_local for url in listed]
+    names = Counter(map(shard_name, listed))
+    unique = frozenset(name for name, count in names.items() if count == 1)
+    shards = _each(partial(_look, wanted, unique), list(zip(listed, are_local, strict=True)), are_local)
+    kept = KeptIndexes.of_user()
+    if not shards or any(shard.version is None for shard in shards):
+        kept.folder = None  # nothing says whether a command's output is still the same
+    parts = [(shard.name, shard.found and (digest_of(shard.places[0]), shard.found)) for shard in shards]
+    name = _digest([wanted.scans, *parts])
+    if (found := kept.load_list(name, urls, chosen)) is not None:
+        return found
+    with kept.locked(name):
+        if (found := kept.load_list(name, urls, chosen)) is not None:  # of the process that had the lock
+            return found
+        start = time.monotonic()
+        made = _each(partial(_find, wanted, kept), shards, are_local)
+        image = pack(Columns.of(wanted.keys, [one.columns._replace(url=shard_name(one.columns.url)) for one in made]))
+        found = kept.keep_list(name, image, urls, chosen)
+    _report(made, time.monotonic() - start, kept)
+    return found
+
+
+def _each(work: Callable[[Item], Result], items: Sequence[Item], are_local: Sequence[bool]) -> list[Result]:
+    """Does some work for each shard: for remote ones in threads, meanwhile for local ones in this."""
+    remote = [place for place, is_local in enumerate(are_local) if not is_local]
+    if not remote:
+        return list(map(work, items))
+    pool = ThreadPoolExecutor(min(_THREADS, len(remote)))
+    try:
+        running = {place: pool.submit(work, items[place]) for place in remote}
+        return [running[place].result() if place in running else work(item) for place, item in enumerate(items)]
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _look(wanted: Wanted, unique: frozenset[str], listed: tuple[str, bool]) -> _Shard:
+    """Finds out which version of a shard there is, and where its index is."""
+    url, is_local = listed
+    version = find_version(url, storage_options=wanted.options)
+    name = _digest([wanted.keys, digest_of(unsigned(origin_of(url, wanted.options))), version])
+    places: list[str] = []
+    others: list[str] = []  # those of other programs, which do not say of which version they are
+    with suppress(ValueError):  # nothing lies beside the output of a command
+        if wanted.is_beside:
+            places += index_urls(url)
+            others += foreign_urls(url)
+        if wanted.folder is not None and shard_name(url) in unique:
+            places.append(index_in_folder(url, wanted.folder))
+            others += [index_in_folder(url, wanted.folder, rename) for rename in (energon_name, dali_name)]
+    places += [] if wanted.scans else others
+    if is_local or not wanted.scans:
+        # Which index there is, is part of what the kept list depends on. For a remote shard that costs a request, which
+        # pays only where the index must be used: what was scanned of this version stays right.
+        for place in places:
+            if (found := _version_of(place, wanted.options)) is not None:
+                return _Shard(url, is_local, version, name, (place,), found)
+        places = []
+    return _Shard(url, is_local, version, name, tuple(places), None)
+
+
+def _version_of(place: str, options: StorageOptions) -> StoredVersion | None:
+    """Returns which index lies at a place; None if none does."""
+    resolved = resolve(place, options)
+    if resolved.is_local and not os.path.lexists(local_path(resolved.url)):
+        return None
+    try:
+        return find_version(place, storage_options=options)
+    except ShardOpenError:
+        return None
+
+
+def _find(wanted: Wanted, kept: KeptIndexes, shard: _Shard) -> _Found:
+    """Returns the index of a shard: that beside it or in the folder, else that kept, else by a scan."""
+    was_stale = False
+    if not shard.is_local and wanted.scans and (columns := kept.load_shard(shard.name, shard.url)) is not None:
+        return _Found(columns)
+    try:
+        if (columns := _read(wanted, shard)) is not None:
+            return _Found(columns)
+    except ChangedShardError:
+        if not wanted.scans:
+            raise
+        was_stale = True
+    except ShardFormatError as error:
+        if not wanted.scans:
+            raise
+        warn_rarely("not used", error)
+    if not wanted.scans:
+        shown = mask_url(shard.url)
+        where = "beside it" if wanted.is_beside else f"in {mask_url(wanted.folder or '')}"
+        raise ShardListError(
+            f"shard {shown} has no index {where}. Make one with index_shard or `wds index`, or pass index='auto', "
+            "which scans such shards once",
+            shard=shown,
+        )
+    if (columns := kept.load_shard(shard.name, shard.url)) is not None:
+        return _Found(columns, was_stale=was_stale)
+    made = index_shard(shard.url, keys=wanted.keys, to=False, storage_options=wanted.options)
+    columns = ShardColumns.of(shard.url, made)
+    if columns.version is not None and shard.version is not None and shard.version.difference(columns.version):
+        shown = mask_url(shard.url)
+        raise ChangedShardError(f"shard {shown} was changed while its index was made. Try again", shard=shown)
+    kept.keep_shard(shard.name, columns)
+    return _Found(columns, is_scanned=True, was_stale=was_stale)
+
+
+def _read(wanted: Wanted, shard: _Shard) -> ShardColumns | None:
+    """Reads the index of a shard and checks that it fits; returns None if there is none."""
+    for place in shard.places:
+        try:
+            if not shard_name(place).endswith(INDEX_SUFFIX):
+                return _read_foreign(place, shard, wanted)
+            index = ShardIndex.load(place, storage_options=wanted.options)
+        except ShardOpenError:
+            if shard.found is not None:
+                raise
+            continue
+        _fit(index, place, shard, wanted)
+        return ShardColumns.of(shard.url, index)
+    return None
+
+
+def read_existing(url: str, keys: Keys, options: StorageOptions | None = None) -> ShardColumns | None:
+    """Returns the index that lies beside a shard; None if there is none, or it does not fit the shard."""
+    wanted = Wanted(keys, options or StorageOptions(), scans=True)
+    try:
+        return _read(wanted, _look(wanted, frozenset(), (url, resolve(url, wanted.options).is_local)))
+    except (ShardFormatError, ShardOpenError):
+        return None
+
+
+def _read_foreign(place: str, shard: _Shard, wanted: Wanted) -> ShardColumns:
+    """Reads an index of another program, which splits names at the first dot."""
+    columns = load_foreign(place, shard.url, version=shard.version, storage_options=wanted.options)
+    if columns.keys != wanted.keys:
+        shown, name = mask_url(place), mask_url(shard.url)
+        what = f"index {shown} of shard {name} splits names at keys={columns.keys!r}, expected {wanted.keys!r}"
+        raise ShardFormatError(f"{what}. Make another one with index_shard", shard=name, kind="index")
+    return columns
+
+
+def _fit(index: ShardIndex, place: str, shard: _Shard, wanted: Wanted) -> None:
+    """Checks that an index is of a shard and of its present version, and notes that version in its header."""
+    header, version, shown = index.header, shard.version, mask_url(shard.url)
+
+    def unfit(error: type[ShardFormatError], what: str) -> ShardFormatError:
+        message = f"index {mask_url(place)} cannot be used for shard {shown}: {what}. {_CURE}"
+        return error(message, shard=shown, kind="index")
+
+    if header.shard != shard_name(shard.url):
+        raise unfit(ShardFormatError, f"it is the index of {header.shard!r:.99}")
+    if header.keys != wanted.keys:
+        raise unfit(ShardFormatError, f"it was made with keys={header.keys!r}, expected {wanted.keys!r}")
+    if version is None:
+        return
+    if header.bytes is not None:
+        then = StoredVersion(header.bytes, header.tag or "")
+        if (difference := then.difference(version)) and not has_digest(shard.url, then, header.sha256, wanted.options):
+            raise unfit(ChangedShardError, f"it is of another version of the shard, which has {difference}")
+    index.header = header._replace(bytes=version.size, tag=version.tag or None)
+
+
+def has_digest(url: str, then: StoredVersion, sha256: str | None, options: StorageOptions) -> bool:
+    """Returns whether a local shard has the size and digest that its index states: it was only copied or touched."""
+    place = resolve(url, options)
+    if not place.is_local or sha256 is None or (path := Path(local_path(place.url))).stat().st_size != then.size:
+        return False
+    with path.open("rb") as file:
+        return not ShardFacts(then.size, sha256).difference(file.fileno())
+
+
+def _digest(parts: Sequence[Any]) -> str:
+    return hashlib.blake2b(repr(parts).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
+def _report(made: Sequence[_Found], seconds: float, kept: KeptIndexes) -> None:
+    scanned = [one.columns for one in made if one.is_scanned]
+    if not scanned:
+        return
+    samples = sum(len(columns.offsets) - 1 for columns in scanned)
+    stale = sum(one.was_stale for one in made)
+    notes = f", {stale:,} of which had an index of another version" if stale else ""
+    where = "memory" if kept.folder is None else str(kept.folder)
+    logger.info(
+        "scanned %s of %s shards for their index%s: %s samples in %.1f s; it is kept in %s",
+        *(f"{len(scanned):,}", f"{len(made):,}", notes, f"{samples:,}", seconds, where),
+    )

@@ -11,6 +11,7 @@
 | ``WDS_VERBOSE_CACHE`` | ``1``: ``cache_shards`` logs each hit, download and eviction |
 | ``AWS_ENDPOINT_URL``, ... | the address of a store, which decides the names of its copies in a cache |
 | ``XDG_CACHE_HOME`` | the user's cache folder, ``~/.cache`` by default: indexes that were made here are kept in it |
+| ``HTTP_PROXY``, ... | the proxy for web servers |
 | ``RANK``, ``WORLD_SIZE`` | this process's place, as torchrun sets it, until torch.distributed is initialised |
 
 Paths in a dataset file may use other variables, as ``$NAME``.
@@ -26,6 +27,11 @@ _STORE_VARIABLES: dict[str, tuple[str, ...]] = {
     "oss": ("OSS_ENDPOINT",),
     **dict.fromkeys(("abfs", "abfss", "az"), ("AZURE_STORAGE_CONNECTION_STRING", "AZURE_STORAGE_ACCOUNT_NAME")),
 }
+
+_PROXY_VARIABLES = (
+    "http_proxy", "https_proxy", "all_proxy", "no_proxy",
+    "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "REQUEST_METHOD",
+)  # fmt: skip
 
 
 def is_secure() -> bool:
@@ -75,6 +81,11 @@ def ais_schemes() -> tuple[str, ...]:
 def ais_token() -> str:
     """Returns the token for AIStore; "" if ``AIS_AUTHN_TOKEN`` is not set."""
     return os.environ.get("AIS_AUTHN_TOKEN", "").strip()
+
+
+def proxy_variables() -> tuple[str | None, ...]:
+    """Returns the values of the variables that decide which proxy is used; the standard library interprets them."""
+    return tuple(map(os.environ.get, _PROXY_VARIABLES))
 
 
 def store_variables(protocol: str) -> list[tuple[str, str]]:

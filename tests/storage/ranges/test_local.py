@@ -3,7 +3,10 @@
 import os
 import pickle
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from itertools import cycle
 from pathlib import Path
+from threading import Event
 
 import pytest
 
@@ -192,3 +195,31 @@ def test_max_open_is_checked(max_open: object) -> None:
     """At least one file must stay open."""
     with pytest.raises(ValueError, match="max_open must be an int of at least 1"):
         ShardRanges(max_open=max_open)  # type: ignore[arg-type]
+
+
+def test_readers_never_get_other_bytes_while_a_shard_is_replaced(shard: str) -> None:
+    """Four threads read one version while it is rewritten, replaced and put back: its bytes, or an error."""
+    version, path, other = find_version(shard), Path(shard), DATA[::-1]
+    old, new = path.with_suffix(".old"), path.with_suffix(".new")
+    done = Event()
+
+    def read(seed: int) -> None:
+        for start in cycle(range(seed, 9000, 401)):
+            with suppress(ChangedShardError):
+                assert ranges.read(shard, start, start + 4000, version) == DATA[start : start + 4000]
+            if done.is_set():
+                return
+
+    with ShardRanges() as ranges, ThreadPoolExecutor(4) as pool:
+        readers = [pool.submit(read, seed) for seed in range(4)]
+        for number in range(40):
+            if number % 2:
+                new.write_bytes(other)
+                new.replace(path)
+            else:
+                path.write_bytes(other)
+            old.write_bytes(DATA)
+            os.utime(old, ns=(1, 1_000))
+            old.replace(path)
+        done.set()
+        assert [reader.result() for reader in readers] == [None] * 4

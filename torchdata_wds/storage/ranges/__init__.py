@@ -21,7 +21,7 @@ __all__ = ["ShardRanges", "find_version"]
 
 _Url = str | os.PathLike[str]
 _Options = Mapping[str, Mapping[str, Any]] | None
-_TIMES = 4  # how often a shard is opened that is replaced meanwhile
+_TIMES = 20  # how often a shard is opened that is replaced meanwhile
 _MOST_REMOTE = 4096  # shards whose clients and versions are kept; they take no file descriptor
 
 

@@ -15,23 +15,27 @@ from torchdata_wds.storage.urls import cannot_open, local_path
 class LocalRanges:
     """An open file. Dropping the last reference closes it, so a thread that still reads is never interrupted."""
 
-    __slots__ = ("_descriptor", "_links", "_mtime", "_shard", "_size", "_version", "is_copy")
+    __slots__ = ("_counts_links", "_descriptor", "_mtime", "_shard", "_size", "_version", "is_copy")
 
-    def __init__(self, shard: str, descriptor: int, known: StoredVersion | None = None) -> None:
+    def __init__(
+        self, shard: str, descriptor: int, known: StoredVersion | None = None, *, counts_links: bool = True
+    ) -> None:
         self._shard = shard
         self._descriptor = descriptor
+        self._counts_links = counts_links  # whether a file without links was removed: not on each file system
         status = os.fstat(descriptor)
-        self._mtime, self._size, self._links = status.st_mtime_ns, status.st_size, status.st_nlink
+        self._mtime, self._size = status.st_mtime_ns, status.st_size
         self._version = known or StoredVersion.of_file(status)
         self.is_copy = known is not None  # a copy is never changed
 
     @classmethod
     def open(cls, place: Place) -> "LocalRanges":
         """Opens a local place; raises ShardOpenError unless it is a regular file."""
-        if file_status(place) is None:
+        status = file_status(place)
+        if status is None:
             raise cannot_open(place.shown, "it is not a regular file, so its bytes cannot be read in any order")
         with open_file(place) as file:
-            return cls(place.shown, os.dup(file.fileno()))
+            return cls(place.shown, os.dup(file.fileno()), counts_links=status.st_nlink > 0)
 
     def read(self, start: int, stop: int, version: StoredVersion | None) -> bytes:
         """Reads a range; raises StaleError if the file was removed or replaced."""
@@ -41,11 +45,11 @@ class LocalRanges:
             status = os.fstat(self._descriptor)
         except OSError as error:
             raise self._failed(error, start) from error
-        if status.st_mtime_ns != self._mtime or status.st_size != self._size or status.st_nlink != self._links:
-            if self.is_copy or (self._links and not status.st_nlink):
+        if status.st_mtime_ns != self._mtime or status.st_size != self._size or not status.st_nlink:
+            if self.is_copy or (self._counts_links and not status.st_nlink):
                 raise stale(self._shard)
             self._version = StoredVersion.of_file(status)  # first: another thread may compare the next line's values
-            self._mtime, self._size, self._links = status.st_mtime_ns, status.st_size, status.st_nlink
+            self._mtime, self._size = status.st_mtime_ns, status.st_size
         if version is not None and version != self._version and (difference := version.difference(self._version)):
             raise changed(self._shard, difference)
         return data if len(data) == stop - start else self._read_rest(data, start, stop)
@@ -79,7 +83,7 @@ class LocalRanges:
 
 
 def file_status(place: Place) -> os.stat_result | None:
-    """Returns the status of a local file; None if it is neither a regular file nor an error that opening it reports."""
+    """Returns the status of a regular file; None for a FIFO or device; raises ShardOpenError for others."""
     try:
         status = os.stat(local_path(place.url))  # noqa: PTH116 - a str
     except (OSError, ValueError):

@@ -21,6 +21,7 @@ from urllib.request import getproxies, proxy_bypass
 
 import urllib3
 
+from torchdata_wds.environment import proxy_variables
 from torchdata_wds.storage.retrying import Failure
 from torchdata_wds.storage.secrets.masking import mask_text
 from torchdata_wds.storage.urls import mask_url
@@ -217,13 +218,19 @@ def _get(url: str, options: HttpOptions, headers: urllib3.HTTPHeaderDict) -> url
     timeout = urllib3.Timeout(connect=options.connect_timeout, read=options.read_timeout)
     scheme, _, host = url.split("/")[:3]
     try:
-        proxy = None if proxy_bypass(host) else getproxies().get(scheme.lower().rstrip(":"))
+        proxy = _proxy_for(scheme.lower().rstrip(":"), host, proxy_variables())
         # urllib3's own retries and redirects would log URLs, and send headers to hosts that must not get them.
         return _pool(proxy, os.getpid()).request(
             "GET", url, headers=headers, preload_content=False, retries=False, redirect=False, timeout=timeout
         )
     except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
         raise Failure(_reason(error), lasting=_is_lasting(error), error=error) from None
+
+
+@lru_cache(maxsize=64)
+def _proxy_for(scheme: str, host: str, variables: tuple[str | None, ...]) -> str | None:  # noqa: ARG001 - the key
+    # The library looks through the whole environment: with 40 variables, 0.08 ms of the 0.5 ms that a request takes.
+    return None if proxy_bypass(host) else getproxies().get(scheme)
 
 
 def malformation(url: str) -> str | None:

@@ -16,7 +16,7 @@ from torch.utils.data.graph import traverse_dps
 
 from tests.kits.processes import in_child, open_files
 from tests.kits.shards import image_samples, keys_of, sample_members, text_keys, write_tar, write_text_shards
-from tests.kits.torchdata import needs_torchdata
+from tests.kits.torchdata import StatefulDataLoader, needs_torchdata
 from torchdata_wds import (
     IndexedShards,
     ReappearingKeyError,
@@ -403,11 +403,8 @@ def test_iter_datapipes(urls: list[str]) -> None:
         assert first != second
 
 
-@needs_torchdata
 def test_stateful_dataloader_resumes(urls: list[str]) -> None:
     """The state of a sampler is enough."""
-    from torchdata.stateful_dataloader import StatefulDataLoader
-
     data = IndexedShards(urls).map(key_of)
     for workers in (0, 2):
         loader = StatefulDataLoader(data, batch_size=4, num_workers=workers, collate_fn=as_list)

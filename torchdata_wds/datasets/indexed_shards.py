@@ -8,7 +8,7 @@ import os
 import pickle
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, overload
 
 import numpy as np
@@ -20,7 +20,7 @@ from torchdata_wds.codecs import Decoder
 from torchdata_wds.datasets import map_fetches  # noqa: F401  (makes torch's DataLoader fetch whole batches)
 from torchdata_wds.errors import ReappearingKeyError, ShardFormatError, ShardOpenError
 from torchdata_wds.format.index.lookup import find_index
-from torchdata_wds.format.index.samples import SampleReader
+from torchdata_wds.format.index.samples import Result, SampleReader
 from torchdata_wds.format.samples.names import grouping_rules
 from torchdata_wds.pipes.base import Held, in_order
 from torchdata_wds.pipes.chain_text import stage_text
@@ -268,20 +268,23 @@ class _OpenedShards:
         # For 7, 3, 4 and 3, pieces 3..4 and 7 are read, and samples 2, 0, 1 and 0 of these returned.
         wanted, places = np.unique(np.asarray(numbers, np.int64), return_inverse=True)
         pieces = reader.pieces(wanted)
-        if len(pieces) > 1 and not all(
-            reader.ranges.is_local(reader.index.shards[piece.shard].url) for piece in pieces
-        ):
-            with ThreadPoolExecutor(min(len(pieces), _REQUESTS)) as pool:
-                fetched = list(pool.map(reader.fetch, pieces))
-        else:
-            fetched = list(map(reader.fetch, pieces))
-        results = [result for piece, data in zip(pieces, fetched, strict=True) for result in reader.take(piece, data)]
+        results: list[Result] = []
+        with ExitStack() as stack:
+            fetch: Callable[..., Iterator[bytes | Exception]] = map
+            if len(pieces) > 1 and not self._are_local({piece.shard for piece in pieces}):
+                fetch = stack.enter_context(ThreadPoolExecutor(min(len(pieces), _REQUESTS))).map
+            for piece, data in zip(pieces, fetch(reader.fetch, pieces), strict=True):
+                results += reader.take(piece, data)
         samples = []
         for place in places.tolist():
             if isinstance(result := results[place], Exception):
                 raise result
             samples.append(result if len(wanted) == len(places) else dict(result))
         return samples
+
+    def _are_local(self, shards: set[int]) -> bool:
+        entries, is_local = self.index.shards, self.reader.ranges.is_local
+        return all(is_local(entries[shard].url) for shard in shards)
 
     def close(self) -> None:
         """Closes the files."""

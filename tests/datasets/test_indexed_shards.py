@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -20,9 +21,11 @@ from tests.kits.torchdata import StatefulDataLoader, needs_torchdata
 from torchdata_wds import (
     IndexedShards,
     ReappearingKeyError,
+    ShardFormatError,
     ShardListError,
     ShardOpenError,
     WdsLoader,
+    index_shard,
     wds_collate,
 )
 from torchdata_wds.storage.ranges import ShardRanges
@@ -474,3 +477,61 @@ def test_files_are_closed_with_the_last_part(urls: list[str]) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------- indexes
+
+
+def _packed(urls: list[str], path: Path) -> Path:
+    """A packed index of shards, as a file."""
+    IndexedShards(urls)._opened.index.save(path)
+    return path
+
+
+def test_pickles_go_to_other_machines(tmp_path: Path) -> None:
+    """Where the file of the index is not, the index is found again; it must be of the same shards."""
+    folder = tmp_path / "shards"
+    shards = write_text_shards(folder, [2, 3])
+    data = IndexedShards(str(folder / "*.tar"), index="auto")
+    data._opened._reader = IndexedShards(shards, index=_packed(shards, tmp_path / "one.index"))._opened.reader
+    sent = pickle.dumps(data[1:])
+    (tmp_path / "one.index").unlink()
+    assert keys_of(pickle.loads(sent)) == text_keys([2, 3])[1:]
+    write_tar(folder / "shard-000000.tar", sample_members("other", txt=b"A"))
+    with pytest.raises(ShardFormatError, match="not those of the process that pickled"):
+        pickle.loads(sent)[0]
+
+
+# ------------------------------------------------------------------------------------------------------------- indexes
+def test_the_key_rule(tmp_path: Path) -> None:
+    """An index of one rule is never used for the other."""
+    url = write_tar(tmp_path / "x.tar", [("a.b.txt", b"A"), ("a.c.txt", b"B")])
+    for keys in ("first_dot", "last_dot", "first_dot"):
+        assert list(IndexedShards(url, keys=keys)) == streamed(url, keys=keys)
+
+
+def test_indexes_may_be_given(urls: list[str], tmp_path: Path) -> None:
+    """A dict, a packed index and its file; True needs one beside each shard."""
+    expected = streamed(urls)
+    indexes = {url: index_shard(url, to=False) for url in urls}
+    assert list(IndexedShards(urls, index=indexes)) == expected
+    packed = IndexedShards(urls, index=indexes)._opened.index
+    assert list(IndexedShards(urls, index=packed)) == expected
+    packed.save(tmp_path / "packed.index")
+    assert list(IndexedShards(urls[2:], index=tmp_path / "packed.index")) == expected[SIZES[0] :]
+    with pytest.raises(ShardListError, match=re.escape("shard-000000.tar")):
+        len(IndexedShards(urls, index={url: indexes[url] for url in urls[1:]}))
+
+
+def test_true_needs_an_index_beside_each_shard(tmp_path: Path) -> None:
+    """It never scans."""
+    urls = write_text_shards(tmp_path, [3, 2])
+    with pytest.raises((ShardListError, ShardOpenError, ShardFormatError), match="index"):
+        len(IndexedShards(urls, index=True))
+    for url in urls:
+        index_shard(url)
+    assert keys_of(IndexedShards(urls, index=True)) == text_keys([3, 2])
+
+
+@pytest.mark.parametrize("url", ["-", "pipe:cat x.tar"])
+def test_streams_cannot_be_read_at_random(url: str) -> None:
+    """Standard input and commands are read once, front to back."""
+    with pytest.raises(ShardListError, match=f"shard {re.escape(url)} can only be read from its start"):
+        len(IndexedShards(url))

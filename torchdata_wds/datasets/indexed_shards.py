@@ -18,14 +18,14 @@ from torchdata_wds import storage
 from torchdata_wds.checks import check_choice, check_count, check_flags
 from torchdata_wds.codecs import Decoder
 from torchdata_wds.datasets import map_fetches  # noqa: F401  (makes torch's DataLoader fetch whole batches)
-from torchdata_wds.errors import ReappearingKeyError, ShardFormatError, ShardOpenError
+from torchdata_wds.errors import ReappearingKeyError, ShardFormatError, ShardListError, ShardOpenError
 from torchdata_wds.format.index.lookup import find_index
 from torchdata_wds.format.index.samples import Result, SampleReader
 from torchdata_wds.format.samples.names import grouping_rules
 from torchdata_wds.pipes.base import Held, in_order
 from torchdata_wds.pipes.chain_text import stage_text
 from torchdata_wds.storage.ranges import ShardRanges
-from torchdata_wds.storage.urls import mask_url
+from torchdata_wds.storage.urls import STDIN, mask_url, scheme_of
 
 if TYPE_CHECKING:
     from torchdata_wds.format.index.dataset import DatasetIndex
@@ -246,6 +246,12 @@ class _OpenedShards:
                 received: DatasetIndex = pickle.loads(self._sent[1])
                 return received
         urls = list(storage.list_urls(self._patterns, storage_options=self._options))
+        if (stream := next((url for url in urls if scheme_of(url) in (STDIN, "pipe")), None)) is not None:
+            raise ShardListError(
+                f"shard {mask_url(stream)} can only be read from its start to its end: it is standard input or the "
+                "output of a command. Write it to a file, or read it with load_wds_shards",
+                shard=mask_url(stream),
+            )
         index = find_index(urls, self._index, **self._index_options)
         if self._sent is not None and index.digest != self._sent[0]:
             raise ShardFormatError(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import io
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -23,7 +23,7 @@ from torchdata_wds.format.tar.headers import BLOCK, padding
 from torchdata_wds.format.tar.members import MemberRun, Unit
 from torchdata_wds.handlers import warn_once
 from torchdata_wds.option_types import OnDuplicate
-from torchdata_wds.storage import mask_url, open_shard
+from torchdata_wds.storage import ByteStream, mask_url, open_shard
 from torchdata_wds.storage.ranges import ShardRanges
 
 #: A sample, or why it cannot be read.
@@ -157,8 +157,8 @@ class SampleReader:
         """Turns the bytes of a piece into its samples."""
         entry = self.index.shards[piece.shard]
         count = len(piece)
-        if isinstance(data, bytes) and not entry.special:
-            found = self._plain_samples(data, piece, entry.url)
+        if isinstance(data, bytes):
+            found = self._scanned(entry, piece) if entry.special else self._plain_samples(data, piece, entry.url)
             if found is not None:
                 return list(found)
         elif isinstance(data, Exception) and (entry.compressed or isinstance(data, ShardOpenError) or count == 1):
@@ -217,23 +217,12 @@ class SampleReader:
     def _looked_up(self, entry: ShardEntry, piece: Piece, place: int) -> dict[str, Any]:
         number, (start, stop) = piece.first + place, piece.starts[place : place + 2]
         shown = mask_url(entry.url)
-        reopen = partial(open_shard, entry.url, storage_options=self.ranges.storage_options)
-        options = ReadOptions(shard=shown, reopen=lambda offset: reopen(offset=offset))
         if entry.special:
-            warn_once(
-                f"special {shown}",
-                f"shard {shown} has hard links or headers for all of its members: it is read from its start for each "
-                "of its samples. Write it again, for example with wds cat",
-            )
-            with reopen() as stream:
-                units: Iterable[Unit] = read_marked_members(stream, entry.url, options, Counter())
-                part = ShardSlice(entry.url, number, number + 1)
-                found = self._grouped(slice_members(units, self._rules.split, part, shard=shown), shown)
+            found = self._from_start(entry, number, number + 1)
         else:
             data = self.ranges.read(entry.url, start, stop, entry.version)
-            options = options._replace(offset=start, require_end_marker=False)
-            units = read_marked_members(io.BytesIO(data), entry.url, options, Counter())
-            found = self._grouped(units, shown)
+            options = ReadOptions(shard=shown, offset=start, reopen=self._reopen(entry), require_end_marker=False)
+            found = self._grouped(read_marked_members(io.BytesIO(data), entry.url, options, Counter()), shown)
         wanted = None if piece.checks is None else piece.checks[place]
         if len(found) == 1 and wanted in (None, key_check(found[0]["__key__"]) & _CHECK):
             return found[0]
@@ -245,6 +234,38 @@ class SampleReader:
             shard=shown,
             kind="index",
         )
+
+    def _scanned(self, entry: ShardEntry, piece: Piece) -> list[dict[str, Any]] | None:
+        """Reads the samples of a piece of a special shard at once; None if anything is wrong."""
+        try:
+            found = self._from_start(entry, piece.first, piece.first + len(piece))
+        except WdsError:
+            return None
+        if len(found) != len(piece):
+            return None
+        checks = [key_check(sample["__key__"]) & _CHECK for sample in found]
+        return found if piece.checks in (None, checks) else None
+
+    def _from_start(self, entry: ShardEntry, first: int, stop: int) -> list[dict[str, Any]]:
+        """Reads samples of a special shard, from its start up to the last of them."""
+        shown = mask_url(entry.url)
+        warn_once(
+            f"special {shown}",
+            f"shard {shown} has hard links, or headers for all of its members: each access reads it from its start. "
+            "Write it again, for example with wds cat",
+        )
+        if entry.version is not None:
+            self.ranges.read(entry.url, 0, 1, entry.version)  # which compares the version
+        reopen = self._reopen(entry)
+        with reopen(0) as stream:
+            options = ReadOptions(shard=shown, reopen=reopen)
+            units = read_marked_members(stream, entry.url, options, Counter())
+            part = ShardSlice(entry.url, first, stop)
+            return self._grouped(slice_members(units, self._rules.split, part, shard=shown), shown)
+
+    def _reopen(self, entry: ShardEntry) -> Callable[[int], ByteStream]:
+        options = self.ranges.storage_options
+        return lambda offset: open_shard(entry.url, offset=offset, storage_options=options)
 
     def _grouped(self, units: Iterable[Unit], shown: str) -> list[dict[str, Any]]:
         # Without `fields`, which would leave out a sample that has none of them.

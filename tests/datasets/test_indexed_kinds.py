@@ -90,8 +90,8 @@ def test_each_kind_of_member_reads_as_in_the_pipes(kind: str, tmp_path: Path) ->
 def test_shards_with_hard_links_are_read_once_for_neighbours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A link's content is anywhere before it, so that each read begins at the shard's start."""
     path = tmp_path / "x.tar"
-    members = [member(b"a.txt", b"A"), *(block(b"%d.txt" % number, kind=b"1", link=b"a.txt") for number in range(9))]
-    path.write_bytes(b"".join(members) + END)
+    links = [block(b"%d.txt" % number, kind=b"1", link=b"a.txt") for number in range(9)]
+    path.write_bytes(b"".join([member(b"README", b"R"), member(b"a.txt", b"A"), *links, END]))
     data = IndexedShards(str(path), index=index_of(path))
     starts: list[int] = []
     open_shard = samples.open_shard

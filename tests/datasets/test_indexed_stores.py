@@ -133,5 +133,3 @@ def test_rewriting_rules_apply(tmp_path: Path) -> None:
     data = IndexedShards("s3://b/{0..2}.tar", rewrite=f"s3://b={tmp_path}")
     assert [data[-1]["__url__"], data["s0-00001"]["__url__"]] == ["s3://b/2.tar", "s3://b/0.tar"]
     assert len(data) == 15
-
-

@@ -20,6 +20,7 @@ from torchdata_wds import workers as _workers  # noqa: F401  (puts torchdata's f
 from torchdata_wds.codecs import handle_extension, image_decoder
 from torchdata_wds.codecs.media import torch_audio, torch_video
 from torchdata_wds.datasets.files import load_dataset
+from torchdata_wds.datasets.indexed_mix import IndexedMixIterDataPipe as IndexedMix
 from torchdata_wds.datasets.indexed_shards import IndexedShards
 from torchdata_wds.datasets.webdataset import WebDataset
 from torchdata_wds.errors import (
@@ -95,9 +96,9 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "WebDataset", "load_dataset", "IndexedShards", "WdsLoader", "WorkersReadingService", "StatefulPipeline",
-    "wds_collate", "handle_extension", "image_decoder", "torch_video", "torch_audio", "TextSegment", "ImageSegment",
-    "interleaved_sample", "ShardMember", "ShardSlice", "CachedShard",
+    "WebDataset", "load_dataset", "IndexedShards", "IndexedMix", "WdsLoader", "WorkersReadingService",
+    "StatefulPipeline", "wds_collate", "handle_extension", "image_decoder", "torch_video", "torch_audio", "TextSegment",
+    "ImageSegment", "interleaved_sample", "ShardMember", "ShardSlice", "CachedShard",
     # writing
     "TarWriter", "ShardWriter", "ShardInfo", "ShardIndex", "DatasetIndex", "index_shard", "dali_index", "wids_index",
     # pipes, in the order of the functional forms' table in the README

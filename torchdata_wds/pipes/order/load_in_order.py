@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from torchdata_wds import storage
-from torchdata_wds.checks import check_choice, check_count, check_flags, checked_int
+from torchdata_wds.checks import check_choice, check_flags
 from torchdata_wds.consumers import upstream
 from torchdata_wds.errors import ShardListError
 from torchdata_wds.format.index.lookup import find_index
@@ -112,20 +112,12 @@ class OrderedLoaderIterDataPipe(OrderedPipe):
         handler: Handler = reraise_exception,
     ) -> None:
         check_flags(shuffle=shuffle, lowercase=lowercase)
-        check_count("run", run, 1)
-        check_count("block", block, 1)
         check_choice("keys", keys, ("first_dot", "last_dot"))
-        if even not in (None, "drop", "pad"):
-            raise ValueError(f"even must be 'drop', 'pad' or None, not {even!r}")
-        if read_ahead is not None:
-            check_count("read_ahead", read_ahead, 0)
         fields = fields if fields is None or isinstance(fields, str) else in_order(fields)
         grouping_rules(keys, lowercase, fields, on_duplicate)
         _check_source(source_datapipe)
-        seed = None if seed is None else checked_int("seed", seed, 0, 2**64 - 1)
-        super().__init__(source_datapipe, handler, even=even, seed=seed, block=block, read_ahead=read_ahead)
+        super().__init__(source_datapipe, handler, run=run, even=even, seed=seed, block=block, read_ahead=read_ahead)
         self.index, self.index_dir = index, index_dir
-        self.run = run
         self._shuffle = shuffle  # not under its name, which is that of a form
         self.keys, self.lowercase, self.fields, self.on_duplicate = keys, lowercase, fields, on_duplicate
         self.cache = cache

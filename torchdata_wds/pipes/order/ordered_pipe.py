@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from torchdata_wds.checks import check_count, checked_int
 from torchdata_wds.consumers import Grid, grid_of, upstream
 from torchdata_wds.errors import DivisionError, ShardListError
 from torchdata_wds.format.index.dataset import DatasetIndex
@@ -110,11 +111,26 @@ class OrderedPipe(HandlingPipe[dict[str, Any]]):
     reads_shards = True
 
     def __init__(
-        self, source: Pipe, handler: Handler, *, even: Even, seed: int | None, block: int, read_ahead: int | None
+        self,
+        source: Pipe,
+        handler: Handler,
+        *,
+        run: int,
+        even: Even,
+        seed: int | None,
+        block: int,
+        read_ahead: int | None,
     ) -> None:
+        check_count("run", run, 1)
+        check_count("block", block, 1)
+        if even not in (None, "drop", "pad"):
+            raise ValueError(f"even must be 'drop', 'pad' or None, not {even!r}")
+        if read_ahead is not None:
+            check_count("read_ahead", read_ahead, 0)
         # Services set the place on the native filter, and give all consumers equal seeds upstream of it.
         super().__init__(AgreedIterDataPipe(source).sharding_filter(), handler)
-        self.even, self.seed, self.block, self.read_ahead = even, seed, block, read_ahead
+        self.run, self.even, self.block, self.read_ahead = run, even, block, read_ahead
+        self.seed = None if seed is None else checked_int("seed", seed, 0, 2**64 - 1)
         self._feed: _Feed | None = None
         self._reseed: Callable[[int], object] | None = None
 
@@ -129,9 +145,6 @@ class OrderedPipe(HandlingPipe[dict[str, Any]]):
     @abstractmethod
     def _readers(self, contents: Contents) -> list[SampleReader]:
         """Returns what reads the samples of each set."""
-
-    def _finished(self, sample: dict[str, Any]) -> dict[str, Any]:
-        return sample
 
     def begin(self, point: OrderPoint, reseed: Callable[[int], object] | None = None) -> None:
         """Begins an epoch at a position; `reseed` is called with the position of each sample before it is yielded."""
@@ -204,13 +217,7 @@ class OrderedPipe(HandlingPipe[dict[str, Any]]):
                 result["__pad__"] = True
             if self._reseed is not None:
                 self._reseed(position)
-            try:
-                sample = self._finished(result)
-            except Exception as error:  # noqa: BLE001  (the handler decides)
-                if not ask(error):
-                    feed.stop()
-                continue
-            yield sample
+            yield result
 
     def _own_point(self) -> OrderPoint:
         """Returns the point at which an epoch begins under a loader that knows nothing of the order."""

@@ -3,9 +3,11 @@
 import gzip
 import json
 import logging
+import multiprocessing
 import os
 import pickle
 import shutil
+import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +15,8 @@ from typing import Any, ClassVar
 
 import pytest
 
+from tests.kits.fault_server import Fault, Site, serve_site
+from tests.kits.processes import in_child, wait_until
 from tests.kits.servers import QuietHandler, serve_folder
 from tests.kits.shards import tar_bytes, text_samples, write_tar, write_text_shards
 from torchdata_wds import (
@@ -28,6 +32,7 @@ from torchdata_wds.errors import ChangedShardError
 from torchdata_wds.format.index import lookup, search
 from torchdata_wds.format.index.dataset import DatasetIndex
 from torchdata_wds.format.index.lookup import find_index
+from torchdata_wds.format.index.scan import scan_shard
 from torchdata_wds.format.index.sidecars import index_url, old_index_url
 
 SIZES = (3, 0, 4)
@@ -51,11 +56,11 @@ def scanned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The shards that have been scanned."""
     urls: list[str] = []
 
-    def note(url: str, **options: Any) -> ShardIndex:
+    def note(url: str, *options: Any) -> ShardIndex:
         urls.append(url)
-        return index_shard(url, **options)
+        return scan_shard(url, *options)
 
-    monkeypatch.setattr(search, "index_shard", note)
+    monkeypatch.setattr(search, "scan_shard", note)
     return urls
 
 
@@ -133,6 +138,26 @@ def test_auto_uses_indexes_beside_the_shards_and_in_a_folder(
     assert scanned == []
     with pytest.raises(ShardListError, match="has no index beside it"):
         find_index(urls, True)
+
+
+def test_auto_writes_what_it_scans_to_a_folder_of_indexes(
+    urls: list[str], scanned: list[str], tmp_path: Path, cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Which is made if it is missing; where it cannot be, indexes are kept as without it."""
+    folder = tmp_path / "a" / "b"
+    assert find_index(urls, index_dir=folder) == expected(urls)
+    assert sorted(path.name for path in folder.iterdir()) == [f"{Path(url).name}.index" for url in urls]
+    assert list((cache / "shards").iterdir()) == []
+    assert find_index(urls, index_dir=folder) == find_index(urls, folder) == expected(urls)
+    resize(urls[0])
+    assert find_index(urls, index_dir=folder) == expected(urls)
+    assert find_index(urls, True, index_dir=folder) == expected(urls)
+    assert scanned == [*urls, urls[0]]
+    (tmp_path / "file").touch()
+    assert find_index(urls, index_dir=tmp_path / "file") == expected(urls)
+    assert caplog.text.count("indexes cannot be written to") == 1
+    store = "memory://index-folder"
+    assert find_index(urls, index_dir=store) == find_index(urls, store + "/") == expected(urls)
 
 
 @pytest.mark.parametrize("change", ["resize", "touch", "other shard", "cut", "other keys"])
@@ -241,6 +266,34 @@ def test_remote_indexes_are_used(urls: list[str], server: str, scanned: list[str
         find_index([*remote, f"{server}/no.tar"])
 
 
+def test_scans_in_threads_end_when_one_fails() -> None:
+    """Nobody waits for shards that are half read; Ctrl-C ends them likewise."""
+    data = tar_bytes([("a.bin", bytes(3_000_000))])
+    site = Site({"/a.tar": data, "/b.tar": data[:1_000_000]})
+
+    def after_the_other() -> Iterator[None]:
+        yield from (None, None)
+        wait_until(lambda: bool(site.stalled), 60)
+
+    site.plans = {"/a.tar": iter([None, None, Fault("stall", until=2_000_000)]), "/b.tar": after_the_other()}
+    with serve_site(site) as server:
+        with pytest.raises(ShardFormatError, match="cut off"):
+            find_index([f"{server}/a.tar", f"{server}/b.tar"])
+        assert site.stalled
+        assert wait_until(lambda: not [one for one in threading.enumerate() if one.name.startswith("ThreadPool")], 5)
+
+
+def test_kept_files_hold_no_secret(urls: list[str], server: str, cache: Path) -> None:
+    """They are of the shard however its URL is signed, and others cannot read them."""
+    for signature in "ab":
+        remote = f"{server}/{Path(urls[0]).name}?X-Amz-Signature=secret{signature}"
+        assert find_index([remote]).shards[0].url == remote
+    files = [path for path in cache.rglob("*") if path.is_file()]
+    assert not [path for path in files if b"secret" in path.read_bytes() or "secret" in path.name]
+    assert len([path for path in files if path.suffix == ".pack"]) == 2
+    assert all(folder.stat().st_mode & 0o777 == 0o700 for folder in cache.iterdir())
+
+
 # ------------------------------------------------------------------------------------------------------- the kept files
 def test_folder_that_cannot_be_written_is_no_error(
     urls: list[str],
@@ -293,14 +346,14 @@ def test_processes_that_need_the_same_index_make_it_once(
 ) -> None:
     """The second waits for the first; threads have locks as processes do."""
     begun, goes_on = threading.Event(), threading.Event()
-    scan = search.index_shard
+    scan = search.scan_shard
 
-    def slow(url: str, **options: Any) -> ShardIndex:
+    def slow(url: str, *options: Any) -> ShardIndex:
         begun.set()
         assert goes_on.wait(60)
-        return scan(url, **options)
+        return scan(url, *options)
 
-    monkeypatch.setattr(search, "index_shard", slow)
+    monkeypatch.setattr(search, "scan_shard", slow)
     found: list[DatasetIndex] = []
     threads = [threading.Thread(target=lambda: found.append(find_index(urls))) for _ in range(2)]
     threads[0].start()
@@ -311,6 +364,56 @@ def test_processes_that_need_the_same_index_make_it_once(
         thread.join(60)
     assert found == [expected(urls)] * 2
     assert len(scanned) == 3
+
+
+def test_next_process_goes_on_when_one_is_killed_while_it_scans(
+    urls: list[str], scanned: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system releases its lock; what it has scanned is kept."""
+
+    def scan_two() -> None:
+        scan = search.scan_shard
+
+        def die(url: str, *options: Any) -> ShardIndex:
+            if url == urls[2]:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return scan(url, *options)
+
+        search.scan_shard = die
+        find_index(urls)
+
+    assert in_child(scan_two) == -signal.SIGKILL
+    assert find_index(urls) == expected(urls)
+    assert scanned == urls[2:]
+
+
+@pytest.mark.slow
+def test_many_processes_find_the_same_index(urls: list[str], tmp_path: Path) -> None:
+    """They begin at once, with nothing kept, and each shard is scanned once."""
+    log = tmp_path / "log"
+    log.touch()
+
+    def find() -> str:
+        scan = search.scan_shard
+
+        def note(url: str, *options: Any) -> ShardIndex:
+            with log.open("a") as file:
+                file.write(f"{url}\n")
+            return scan(url, *options)
+
+        search.scan_shard = note
+        return find_index(urls).digest
+
+    context = multiprocessing.get_context("fork")
+    workers = [context.Process(target=find) for _ in range(6)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(120)
+        assert worker.exitcode == 0
+        worker.close()
+    assert sorted(log.read_text().split()) == urls
+    assert find_index(urls) == expected(urls)
 
 
 # -------------------------------------------------------------------------------------------------------- other sources
@@ -411,11 +514,11 @@ def test_shard_that_is_missing_or_damaged_is_an_error(urls: list[str]) -> None:
 
 
 def test_shard_written_while_it_is_scanned_is_an_error(urls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    def change(url: str, **options: Any) -> ShardIndex:
+    def change(url: str, *options: Any) -> ShardIndex:
         resize(url)
-        return index_shard(url, **options)
+        return scan_shard(url, *options)
 
-    monkeypatch.setattr(search, "index_shard", change)
+    monkeypatch.setattr(search, "scan_shard", change)
     with pytest.raises(ChangedShardError, match="while its index was made"):
         find_index(urls)
 

@@ -18,7 +18,8 @@ import torchdata_wds
 from tests.kits.s3_server import KEY, SECRET, S3Server, s3_server
 from tests.kits.shards import tar_bytes, text_keys, text_samples
 from tests.kits.torchdata import DataLoader2, WorkersReadingService
-from torchdata_wds.errors import ShardListError, ShardOpenError
+from torchdata_wds.errors import ChangedShardError, ShardListError, ShardOpenError
+from torchdata_wds.format.index.lookup import find_index
 from torchdata_wds.storage import list_targets, list_urls, open_shard, remove_target
 
 pytestmark = pytest.mark.slow
@@ -85,6 +86,35 @@ def test_s3_lists_reads_and_writes(server: S3Server) -> None:
         open_shard("s3://data/out/x-00.tar", storage_options=options)
     with pytest.raises(ShardListError):
         list(list_urls("s3://data/out/", storage_options=options))
+
+
+def test_s3_shards_are_indexed_once_and_again_when_they_change(
+    server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was scanned is kept by size and ETag; indexes beside the shards are used."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    options = {"storage_options": server.options}
+    urls = [f"s3://data/once/{number}.tar" for number in range(3)]
+    for number in range(3):
+        server.put(f"data/once/{number}.tar", tar_bytes(text_samples("s", 2)))
+    first = find_index(urls, **options)
+    assert len(first) == 6
+    assert first.shards[0].version is not None
+    assert first.shards[0].version.tag
+    gets = [asked for asked in server.asked if asked.method == "GET"]
+    assert find_index(urls, **options) == first
+    assert [asked for asked in server.asked if asked.method == "GET"] == gets
+    server.put("data/once/1.tar", tar_bytes(text_samples("t", 2)))  # of the same size
+    second = find_index(urls, **options)
+    assert (second.find("s00001"), second.find("t00001")) == ([1, 5], [3])
+    with pytest.raises(ShardListError, match="has no index beside it"):
+        find_index(urls, True, **options)
+    for url in urls:
+        torchdata_wds.index_shard(url, **options)
+    assert find_index(urls, True, **options) == second
+    server.put("data/once/1.tar", tar_bytes(text_samples("u", 2)))
+    with pytest.raises(ChangedShardError, match="the ETag"):
+        find_index(urls, True, **options)
 
 
 def test_s3_reads_slices_by_range(server: S3Server) -> None:

@@ -44,7 +44,8 @@ def find_index(
             without scans. A path or URL: a packed index, a folder of indexes, or a shard list of ``wids`` (shards are
             looked up as by ``"auto"``, and must have the numbers of samples in the list). A mapping from URL or base
             name to a `ShardIndex` or the path of one. A `DatasetIndex`.
-        index_dir: A folder of indexes, ``<name>.index``, for shards that have none beside them.
+        index_dir: A folder of indexes, ``<name>.index``, for shards that have none beside them. ``"auto"`` writes there
+            what it scans, instead of the user's cache folder.
         keys: How names are split, as in ``group_by_key``.
         storage_options: Options by protocol, for shards and indexes.
 

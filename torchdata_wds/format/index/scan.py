@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import posixpath
 from collections import Counter
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any, Literal, NamedTuple, cast
 
 from torchdata_wds.errors import ChangedShardError
@@ -16,7 +16,7 @@ from torchdata_wds.format.tar.entries import TarEntries
 from torchdata_wds.format.tar.headers import HARD_LINK, is_file
 from torchdata_wds.format.tar.links import hard_link_error
 from torchdata_wds.format.tar.members import Mark, PassedMember, ShardMember, Unit
-from torchdata_wds.storage import can_reopen, is_decompressed, mask_url, open_shard
+from torchdata_wds.storage import ByteStream, can_reopen, is_decompressed, mask_url, open_shard
 from torchdata_wds.storage.byte_streams import StoredVersion, stored_version
 from torchdata_wds.storage.places import resolve
 from torchdata_wds.storage.ranges import find_version
@@ -71,10 +71,24 @@ def index_shard(
     if keys not in ("first_dot", "last_dot"):
         raise ValueError(f"an index needs keys='first_dot' or 'last_dot', which it can name, not {keys!r}")
     text = url_text(url)
+    index = scan_shard(text, keys, storage_options)
+    if to is not False:
+        index.save(index_url(text) if to is None else to, storage_options=storage_options)
+    return index
+
+
+def scan_shard(
+    text: str,
+    keys: Literal["first_dot", "last_dot"],
+    storage_options: Mapping[str, Mapping[str, Any]] | None,
+    opened: Callable[[ByteStream], object] = lambda _: None,
+) -> ShardIndex:
+    """Makes the index of a shard and writes none; `opened` is called with the shard's stream, for an `interrupt`."""
     version = find_version(text, storage_options=storage_options)
     rows = []
     special: set[str] = set()
     with open_shard(text, storage_options=storage_options) as stream:
+        opened(stream)
         entries = TarEntries(stream, mask_url(text))
         for sample in group_members(_scan(entries, text, special), keys=keys, shown=mask_url):
             key, _, *extents = sample.values()
@@ -86,10 +100,7 @@ def index_shard(
     header = IndexHeader(shard_name(text), keys, len(rows), entries.offset, compressed, special=words)
     if version is not None:
         header = header._replace(bytes=version.size, tag=version.tag or None)
-    index = ShardIndex(header, rows)
-    if to is not False:
-        index.save(index_url(text) if to is None else to, storage_options=storage_options)
-    return index
+    return ShardIndex(header, rows)
 
 
 def _check_unchanged(

@@ -102,7 +102,7 @@ def test_shards_with_hard_links_are_read_once_for_neighbours(tmp_path: Path, mon
 
     monkeypatch.setattr(samples, "open_shard", noted)
     assert [sample["txt"] for sample in data.__getitems__([3, 5, 4, 2, 6])] == [b"A"] * 5
-    assert starts.count(0) == 1
+    assert len(starts) == 3  # once for the members, and twice for the content of all links
     path.write_bytes(path.read_bytes().replace(b"A" + bytes(511), b"B" + bytes(511)))
     os.utime(path, ns=(1, 1))
     with pytest.raises(ShardFormatError, match=r"x\.tar"):

@@ -85,6 +85,23 @@ def test_select_reorders_and_repeats_shards(index: DatasetIndex) -> None:
     assert index.select(["d/a.tar", "d/b.tar", "d/c.tar"]).digest == index.digest != chosen.digest
 
 
+def test_a_copy_of_a_shard_may_have_another_date(index: DatasetIndex) -> None:
+    """A shard that is found by its base name: of its version only the size counts, in files and pickles, too."""
+    chosen = index.select(["d/c.tar", "elsewhere/a.tar"])
+    versions = [StoredVersion(3072, "mtime-1"), StoredVersion(4096)]
+    assert [shard.version for shard in chosen.shards] == versions
+    assert [shard.version for shard in pickle.loads(pickle.dumps(chosen)).shards] == versions
+    assert [shard.version for shard in chosen.select(["elsewhere/a.tar"]).shards] == versions[1:]
+    assert [shard.version for shard in chosen.select(["d/a.tar"]).shards] == versions[1:]
+
+
+def test_shards_under_new_names_are_saved_so(index: DatasetIndex, tmp_path: Path) -> None:
+    """Also where all are taken in order."""
+    renamed = DatasetIndex(index._packed, urls=["e/a.tar", "e/b.tar", "e/c.tar"])
+    renamed.save(tmp_path / "renamed")
+    assert [shard.url for shard in DatasetIndex.load(tmp_path / "renamed").shards] == ["e/a.tar", "e/b.tar", "e/c.tar"]
+
+
 def test_a_selection_is_saved_as_what_was_selected(index: DatasetIndex, tmp_path: Path) -> None:
     """Its file has the chosen shards alone, under their new URLs."""
     chosen = index.select(["d/c.tar", "elsewhere/a.tar", "d/c.tar"])

@@ -5,45 +5,25 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, overload
+from typing import Any
 
 import numpy as np
 
 from torchdata_wds.errors import ShardFormatError, ShardListError, ShardOpenError
 from torchdata_wds.format.index import ShardIndex
 from torchdata_wds.format.index.columns import Columns, ShardColumns, key_check, pack
-from torchdata_wds.format.index.packed import COMPRESSED, KEY_RULES, KEYED, SPECIAL, Array, PackedIndex, digest_of
+from torchdata_wds.format.index.packed import KEY_RULES, KEYED, Array, PackedIndex, digest_of
+from torchdata_wds.format.index.shard_entries import ShardEntries, ShardEntry
 from torchdata_wds.format.index.sidecars import open_index_target
 from torchdata_wds.format.index.stores import BytesStore, FileStore, Store
 from torchdata_wds.format.index.url_table import UrlTable
 from torchdata_wds.storage import mask_url, open_shard
-from torchdata_wds.storage.byte_streams import StoredVersion
 from torchdata_wds.storage.places import resolve
 from torchdata_wds.storage.urls import local_path, url_text
 
 __all__ = ["DatasetIndex", "ShardEntry", "key_check"]
 
 _PIECE = 16 << 20
-
-
-class ShardEntry(NamedTuple):
-    """What the index of a data set says about one shard.
-
-    Attributes:
-        url: The shard, as it was listed.
-        samples: How many it has.
-        tar_bytes: Size of the archive in bytes, decompressed.
-        version: Which version of the shard was indexed, as far as that is known.
-        compressed: Whether it is stored compressed.
-        special: Whether it has hard links or global headers, so that a sample's bytes alone do not say what is in it.
-    """
-
-    url: str
-    samples: int
-    tar_bytes: int
-    version: StoredVersion | None
-    compressed: bool = False
-    special: bool = False
 
 
 class DatasetIndex:
@@ -57,6 +37,7 @@ class DatasetIndex:
         packed: The packed index.
         chosen: The shards to take, by their numbers in it, each as often as wanted; None takes all.
         urls: The URLs of these shards; None takes those in the index.
+        moved: Which of these shards are copies of those that were indexed, so that their dates and ETags are others.
 
     Attributes:
         keys: The rule by which names were split into key and field, ``"first_dot"`` or ``"last_dot"``.
@@ -73,11 +54,19 @@ class DatasetIndex:
         (2, [1], [0, 1024, 2048])
     """
 
-    def __init__(self, packed: PackedIndex, *, chosen: Array | None = None, urls: Sequence[str] | None = None) -> None:
+    def __init__(
+        self,
+        packed: PackedIndex,
+        *,
+        chosen: Array | None = None,
+        urls: Sequence[str] | None = None,
+        moved: Array | None = None,
+    ) -> None:
         self.keys = packed.keys
         self._packed = packed
         self._chosen = chosen
         self._urls = urls
+        self._moved = moved
         self._table: UrlTable | None = None
         self.bounds: Array = packed.bounds
         self.digest = packed.digest.hex()
@@ -85,7 +74,7 @@ class DatasetIndex:
             counts = np.diff(packed.bounds)[chosen]
             self.bounds = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
             self.digest = digest_of(packed.digests[chosen]).hex()
-        self.shards: Sequence[ShardEntry] = _Shards(self)
+        self.shards: Sequence[ShardEntry] = ShardEntries(packed, chosen, urls, moved)
 
     @classmethod
     def of(cls, pairs: Iterable[tuple[str, ShardIndex | ShardColumns]]) -> DatasetIndex:
@@ -143,8 +132,8 @@ class DatasetIndex:
             ShardOpenError: if that cannot be written.
         """
         store: Store = self._packed.store
-        if self._chosen is not None:
-            store = BytesStore(pack(self._columns(self._chosen)), "in memory")
+        if self._chosen is not None or self._urls is not None:
+            store = BytesStore(pack(self._columns()), "in memory")
         target = open_index_target(url, storage_options=storage_options)
         try:
             for start in range(0, store.size, _PIECE):
@@ -169,10 +158,10 @@ class DatasetIndex:
 
     def __reduce__(self) -> tuple[Any, ...]:
         store = self._packed.store
-        given = (self._chosen, None if self._urls is None else list(self._urls))
+        given = {"chosen": self._chosen, "urls": self._urls and tuple(self._urls), "moved": self._moved}
         if isinstance(store, FileStore):
-            return _open_again, (store.path, store.shown, self._packed.check, *given)
-        return _of_bytes, (bytes(store.read(0, store.size)), store.shown, *given)
+            return _open_again, (store.path, store.shown, self._packed.check, given)
+        return _of_bytes, (bytes(store.read(0, store.size)), store.shown, given)
 
     def rows(self, shard: int, first: int, stop: int) -> tuple[Array, Array | None]:
         """Reads where some samples of a shard lie, and what their keys are.
@@ -245,7 +234,8 @@ class DatasetIndex:
 
         Args:
             urls: The shards as they are listed, each as often as wanted: by the URL that the index has, else by base
-                name, if only one shard of the index and one of the list has it.
+                name, if only one shard of the index and one of the list has it. Such a shard is a copy: its date or
+                ETag may be another, only its size must be that of the index.
 
         Raises:
             ShardListError: if the index does not have a shard.
@@ -254,17 +244,21 @@ class DatasetIndex:
         if self._table is None:
             source = f"the index of {len(self.shards):,} shards"
             self._table = UrlTable(self._all_urls(), source, "entry")
-        chosen = np.array(self._table.places(listed), np.int64)
-        if self._chosen is not None:
-            chosen = self._chosen[chosen]
-        return DatasetIndex(self._packed, chosen=chosen, urls=tuple(listed))
+        places = np.array(self._table.places(listed), np.int64)
+        own = list(self._all_urls())
+        moved = np.array([own[place] != url for place, url in zip(places.tolist(), listed, strict=True)], bool)
+        if self._moved is not None:
+            moved |= self._moved[places]
+        chosen = places if self._chosen is None else self._chosen[places]
+        return DatasetIndex(self._packed, chosen=chosen, urls=tuple(listed), moved=moved if moved.any() else None)
 
     def _all_urls(self) -> Iterator[str]:
         return iter(self._urls) if self._urls is not None else map(self._packed.url, range(len(self.bounds) - 1))
 
-    def _columns(self, chosen: Array) -> Columns:
+    def _columns(self) -> Columns:
         packed = self._packed
         urls = list(self._all_urls())
+        chosen = np.arange(len(urls)) if self._chosen is None else self._chosen
         hashes = packed.all_hashes()
         parts = [(int(packed.bounds[base]), int(packed.bounds[base + 1]), int(base)) for base in chosen]
         offsets = (packed.offsets(base, 0, stop - first) for first, stop, base in parts)
@@ -274,14 +268,14 @@ class DatasetIndex:
             np.diff(self.bounds),
             packed.tar_bytes[chosen],
             packed.stored[chosen],
-            [packed.tag(int(base)) for base in chosen],
+            [shard.version.tag if shard.version else "" for shard in self.shards],
             packed.flags[chosen],
             np.concatenate([np.empty(0, np.uint64), *offsets]),
             np.concatenate([np.empty(0, np.uint64), *(hashes[first:stop] for first, stop, _ in parts)]),
         )
 
 
-def _open_again(path: str, shown: str, check: bytes, chosen: Array | None, urls: Sequence[str] | None) -> DatasetIndex:
+def _open_again(path: str, shown: str, check: bytes, given: dict[str, Any]) -> DatasetIndex:
     """Opens the file of an index that was pickled."""
     try:
         packed = PackedIndex(FileStore(path, shown))
@@ -290,51 +284,9 @@ def _open_again(path: str, shown: str, check: bytes, chosen: Array | None, urls:
     if packed.check != check:
         what = f"index {shown} is not the one that was pickled: another has been written in its place. Load it again"
         raise ShardFormatError(what, shard=shown, kind="index")
-    return DatasetIndex(packed, chosen=chosen, urls=urls)
+    return DatasetIndex(packed, **given)
 
 
-def _of_bytes(data: bytes, shown: str, chosen: Array | None, urls: Sequence[str] | None) -> DatasetIndex:
+def _of_bytes(data: bytes, shown: str, given: dict[str, Any]) -> DatasetIndex:
     """Opens the bytes of an index that was pickled."""
-    return DatasetIndex(PackedIndex(BytesStore(data, shown)), chosen=chosen, urls=urls)
-
-
-class _Shards(Sequence[ShardEntry]):
-    """The shards of an index, each made when it is asked for: a data set may have a million."""
-
-    def __init__(self, index: DatasetIndex) -> None:
-        self._packed, self._chosen, self._urls = index._packed, index._chosen, index._urls
-        self._count = len(index.bounds) - 1
-        self._made: dict[int, ShardEntry] = {}
-
-    def __len__(self) -> int:
-        return self._count
-
-    @overload
-    def __getitem__(self, number: int) -> ShardEntry: ...
-
-    @overload
-    def __getitem__(self, number: slice) -> list[ShardEntry]: ...
-
-    def __getitem__(self, number: int | slice) -> ShardEntry | list[ShardEntry]:
-        if isinstance(number, slice):
-            return [self[place] for place in range(self._count)[number]]
-        entry = self._made.get(number)
-        return self._make(range(self._count)[number]) if entry is None else entry
-
-    def __repr__(self) -> str:
-        return f"<{self._count:,} shards>"
-
-    def _make(self, number: int) -> ShardEntry:
-        packed = self._packed
-        base = number if self._chosen is None else int(self._chosen[number])
-        url = packed.url(base) if self._urls is None else self._urls[number]
-        stored, flags = int(packed.stored[base]), int(packed.flags[base])
-        entry = ShardEntry(
-            url,
-            int(packed.bounds[base + 1] - packed.bounds[base]),
-            int(packed.tar_bytes[base]),
-            None if stored < 0 else StoredVersion(stored, packed.tag(base)),
-            bool(flags & COMPRESSED),
-            bool(flags & SPECIAL),
-        )
-        return self._made.setdefault(number, entry)
+    return DatasetIndex(PackedIndex(BytesStore(data, shown)), **given)

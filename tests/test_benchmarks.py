@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 TEXT = ("text", "text, pax", "text.tar.gz")
@@ -113,7 +114,7 @@ def test_startup_measures_imports_and_first_samples(shards: Path, tmp_path: Path
 def test_no_script_is_left_out() -> None:
     """Every script that has a main function is run here, or makes the shards."""
     scripts = {path.stem for path in BENCHMARKS.glob("*.py") if 'if __name__ == "__main__"' in path.read_text()}
-    others = {"shards", "http", "serving"}  # the last two have tests of their own
+    others = {"shards", "http", "serving", "order_picture"}  # all but the first have tests of their own
     assert scripts == {"read", "decode", "write", "workers", "memory", "startup", "resume", "tools"} | others
 
 
@@ -155,3 +156,14 @@ def test_tools_compares_the_commands(shards: Path, tmp_path: Path) -> None:
     assert len(found["sorting images"]) == 3
     assert len(found["showing images"]) == 2
     assert not [path for path in shards.iterdir() if path.name.startswith("tmp")]
+
+
+def test_picture_of_the_orders_is_drawn_as_in_the_manual(tmp_path: Path) -> None:
+    """The script writes a picture of few samples; that of the manual is of the same size, and small."""
+    script, out = BENCHMARKS / "order_picture.py", tmp_path / "order.png"
+    subprocess.run([sys.executable, str(script), "--quick", "--out", str(out)], cwd=tmp_path, check=True)
+    kept = BENCHMARKS.parent / "torchdata_wds" / "docs" / "order.png"
+    assert kept.stat().st_size < 60_000
+    with Image.open(out) as drawn, Image.open(kept) as shown:
+        assert drawn.size == shown.size
+        assert drawn.getcolors() != shown.getcolors()

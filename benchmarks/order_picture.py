@@ -3,7 +3,7 @@
     python benchmarks/order_picture.py [--quick] [--out FILE]
 
 One consumer reads 10,000 samples in 20 shards: shards in a random order with a buffer of 1,000 samples after them, and
-in a global order with runs of 64, 16 and 1. The upper plots have every sample of an epoch, the lower ones the first 250.
+in a global order with runs of 64, 16 and 1. The upper plots show all samples of an epoch, the lower ones the first 250.
 The orders are those of the package, which reads real shards; the picture is the same on all machines.
 """
 

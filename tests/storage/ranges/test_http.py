@@ -1,5 +1,6 @@
 """Ranges of shards on web servers: one request each, on a few connections, of the expected version or an error."""
 
+import random
 from concurrent.futures import ThreadPoolExecutor
 from itertools import repeat
 from threading import Barrier
@@ -12,6 +13,7 @@ from tests.kits.processes import in_child
 from torchdata_wds.errors import ChangedShardError, ShardFormatError, ShardOpenError
 from torchdata_wds.storage.byte_streams import StoredVersion
 from torchdata_wds.storage.ranges import ShardRanges, find_version
+from torchdata_wds.storage.sources.http_client import Answer
 
 DATA = bytes(range(256)) * 200
 OTHER = DATA[::-1]
@@ -120,15 +122,18 @@ def test_an_empty_shard_has_a_version() -> None:
         assert ranges.read(f"{address}/a.tar", 0, 0, StoredVersion(0)) == b""
 
 
-def test_a_server_without_ranges_is_an_error_that_says_so() -> None:
-    """Else each sample would download its whole shard; the version is told all the same."""
+def test_a_server_without_ranges_is_an_error_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else each sample would download its whole shard, up to the sample; the version is told all the same."""
     with serve_site(site(ranges=False)) as address, ShardRanges() as ranges:
         url = f"{address}/a.tar"
         version = find_version(url)
         assert version is not None
         assert version.size == len(DATA)
-        with pytest.raises(ShardOpenError, match=r"cannot be read in parts: .*pass cache= to copy each shard once"):
-            ranges.read(url, 10, 20, version)
+        with monkeypatch.context() as patch:
+            patch.delattr(Answer, "read")
+            patch.delattr(Answer, "readinto")
+            with pytest.raises(ShardOpenError, match=r"cannot be read in parts: .*pass cache= to copy each shard once"):
+                ranges.read(url, 40_000, 40_010, version)
         assert ranges.read(url, 0, len(DATA), version) == DATA
 
 
@@ -231,3 +236,24 @@ def test_aistore_is_read_by_its_gateway(monkeypatch: pytest.MonkeyPatch) -> None
         assert ranges.read(url, 3, 99, find_version(url)) == DATA[3:99]
         with pytest.raises(ShardOpenError, match=r"404.*\(AIStore's address of shard ais://bucket/b.tar\)"):
             ranges.read("ais://bucket/b.tar", 3, 99)
+
+
+@pytest.mark.parametrize("validators", ["etag", "date", "none"])
+def test_read_gives_the_right_bytes_when_faults_are_drawn(validators: str) -> None:
+    """From several threads, on servers that prove what they send, and on those that prove nothing."""
+    draw = random.Random(validators)
+    kinds = [("drop", 700), ("reset", 300), ("status", 0), ("less", 0), ("silent", 0), ("garbage", 0), ("more", 0)]
+
+    class Failing(Site):
+        def fault(self, path: str) -> Fault | None:
+            kind, after = draw.choice(kinds)
+            return Fault(kind, after=draw.randrange(after + 1)) if draw.random() < 0.4 else None
+
+    def read(start: int) -> bool:
+        stop = start + start % 3000 + 1
+        return ranges.read(f"{address}/a.tar", start, stop, version) == DATA[start:stop]
+
+    web = Failing({"/a.tar": DATA}, validators=validators)
+    with serve_site(web) as address, ShardRanges({"http": {"retries": 30}}) as ranges, ThreadPoolExecutor(3) as pool:
+        version = find_version(f"{address}/a.tar", storage_options={"http": {"retries": 30}})
+        assert all(pool.map(read, range(0, 48000, 491)))

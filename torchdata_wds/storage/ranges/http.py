@@ -6,8 +6,17 @@ from torchdata_wds.storage.places import Place
 from torchdata_wds.storage.ranges.base import NEEDS_PARTS, changed, ends_inside, no_parts
 from torchdata_wds.storage.secrets.masking import mask_text
 from torchdata_wds.storage.sources.http import HttpSource
-from torchdata_wds.storage.sources.http_client import malformation, read_http_options
+from torchdata_wds.storage.sources.http_client import Answer, malformation, read_http_options
 from torchdata_wds.storage.urls import cannot_open
+
+
+class _PartSource(HttpSource):
+    """The body of a part; does not read a whole object up to where the part begins."""
+
+    def _catch_up(self, answer: Answer, at: int) -> None:
+        if at < self._start:
+            raise no_parts(self._shard)
+        super()._catch_up(answer, at)
 
 
 class HttpRanges:
@@ -27,7 +36,7 @@ class HttpRanges:
             return b""
         data = bytearray(stop - start)
         position = 0
-        with HttpSource(self._place, self._options, start, stop) as source, memoryview(data) as view:
+        with _PartSource(self._place, self._options, start, stop) as source, memoryview(data) as view:
             source.connect()
             self._check(source, start, stop, version)
             while count := source.fill(view[position:]):

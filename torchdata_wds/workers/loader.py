@@ -159,7 +159,9 @@ class WdsLoader(Generic[T]):
             is_left = position is not None and epoch not in (None, position)
             # A trainer that knows the length never asks for the end of an epoch, and may save a state there.
             is_next = position is not None and epoch == position + 1
-            engine.open(self._copy(), restored if is_next or not is_left else None, length=self.length)
+            # Every epoch of a global order follows from the state's seed.
+            is_kept = is_next or not is_left or (restored is not None and restored.order is not None)
+            engine.open(self._copy(), restored if is_kept else None, length=self.length)
             if is_left and not (is_next and self._is_at_end()):
                 logger.warning(
                     "set_epoch(%s) was called after a state in the middle of epoch %d was loaded: that position is "
@@ -284,13 +286,14 @@ class WdsLoader(Generic[T]):
     def seek(self, position: int) -> None:
         """Makes the next iteration begin at a position of the running epoch, or of the next one between epochs.
 
-        All ranks seek the same position, a number of samples from 0; a ValueError comes with the next iteration if the
-        epoch has fewer. The graph must begin with ``load_in_order``. The seed stays; the current iterator ends.
+        After ``set_epoch(n)``, it is a position of epoch n. All ranks seek the same position, a number of samples from
+        0; a ValueError comes with the next iteration if the epoch has fewer. The graph must begin with
+        ``load_in_order``. The seed stays; the current iterator ends.
         """
         self._check_order("seek()")
         position = checked_int("position", position, 0)
         state = self._checkpoint(None)
-        number = state.epoch - state.in_epoch
+        number = state.epoch - state.in_epoch if self._next_epoch is None else self._next_epoch
         seed = None if state.order is None else state.order.seed
         order = OrderState("", seed, position)
         self._restore(Checkpoint({}, number + bool(position), bool(position), None, None, None, order))

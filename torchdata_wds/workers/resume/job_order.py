@@ -47,6 +47,13 @@ class OrderedStreams(Streams):
         """Returns where each worker begins."""
         return [self.point] * len(self.facts)
 
+    def taken_for(self, items: int) -> int:
+        """Returns up to which item, with those left out, the workers have gone when `items` had come."""
+        taken = super().taken_for(items)
+        counts, order = self.turns.at(taken)
+        # A handler has ended worker 1 of 3 before its item 7: after items 0 to 6, 8 and 9, the next one is item 11.
+        return counts[order[0]] * len(counts) + order[0] if order else taken
+
 
 class JobOrder:
     """The order that a loader's graph follows, and where the job is in it."""

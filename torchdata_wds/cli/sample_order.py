@@ -25,6 +25,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 Numbers = np.ndarray[Any, Any]
 _BLOCK = 1024  # how many positions of the order are computed at once
+_REQUESTS = 8  # how many pieces of remote shards are read at once, or more with --parallel
 _KEYS = ("first_dot", "last_dot")
 
 # Options that change what a sample is: indexes are made without them.
@@ -67,7 +68,7 @@ class OrderedReader(SampleReader):
     """Reads each sample once, in the order of ``--order`` and ``--run``, in bounded memory.
 
     ``--slice`` and ``--shard-slice`` choose samples as they lie in the shards, before they are ordered; ``--part``
-    takes a part of the order. `parallel` pieces of shards are read at once.
+    takes a part of the order. `parallel` pieces of shards are read at once, and more if shards are remote.
     """
 
     def __init__(self, arguments: argparse.Namespace, *, parallel: int = 1, hidden: bool = False) -> None:
@@ -85,11 +86,13 @@ class OrderedReader(SampleReader):
     def _samples(self) -> Generator[dict[str, Any], None, None]:
         rules: Any = {name: self._grouping[name] for name in ("lowercase", "on_duplicate")}
         with ShardRanges(cache=self._cache) as ranges:
+            is_local = all(ranges.is_local(url) for url in self.urls)
+            parallel = self._parallel if is_local else max(self._parallel, _REQUESTS)
             reader = IndexedReader(self._index, ranges, **rules)
             blocks = (self._positions[place : place + _BLOCK] for place in range(0, len(self._positions), _BLOCK))
             ordered = (self._chosen.at(self._order.numbers(block.start, block.stop)) for block in blocks)
             pieces = (piece for numbers in ordered for piece in reader.pieces(numbers))
-            with closing(fetched(reader.fetch, pieces, self._parallel)) as results:
+            with closing(fetched(reader.fetch, pieces, parallel)) as results:
                 for piece, data in results:
                     for sample in reader.take(piece, data):
                         if isinstance(sample, Exception):

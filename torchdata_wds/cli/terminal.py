@@ -149,7 +149,9 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
             with contextlib.suppress(ImportError):
                 from tqdm import tqdm  # type: ignore[import-untyped]
 
-                self._bar = tqdm(desc=what, total=total, file=sys.stderr, dynamic_ncols=True, unit="")
+                # tqdm's monitor is a thread, and processes are not forked beside threads; miniters=1 does without it
+                tqdm.monitor_interval = 0
+                self._bar = tqdm(desc=what, total=total, file=sys.stderr, dynamic_ncols=True, unit="", miniters=1)
                 _bars.append(self._bar)
         self._shown = time.monotonic()
 

@@ -7,6 +7,7 @@ that is written anew has another file. Two processes that make the same one writ
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import secrets
 import time
@@ -25,6 +26,7 @@ from torchdata_wds.handlers import warn_once
 from torchdata_wds.storage.byte_streams import StoredVersion
 from torchdata_wds.storage.locks import LockedFile, lock
 
+logger = logging.getLogger(__name__)
 _SHARDS, _LISTS = "shards", "lists"
 _PACK, _LOCK = ".pack", ".lock"
 _OLD_SECONDS = 30 * 86400.0
@@ -91,7 +93,9 @@ class KeptIndexes:
                     path = self.folder / _LISTS / f"{name}{_LOCK}"
                     file = stack.enter_context(LockedFile(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)))
                     os.utime(path)
-                    lock(file.fileno(), wait=True)
+                    if lock(file.fileno()) is False:
+                        logger.info("another process makes the index of these shards: waiting for it")
+                        lock(file.fileno(), wait=True)
             yield
 
     def _open(self, kind: str, name: str) -> PackedIndex | None:

@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 from torchdata_wds.errors import ShardFormatError, ShardListError
 from torchdata_wds.format.dataset_files.entries import wids_counts
@@ -20,15 +20,13 @@ from torchdata_wds.storage import StorageOptions, mask_url, open_shard
 from torchdata_wds.storage.places import resolve
 from torchdata_wds.storage.urls import local_path, url_text
 
-#: Where the index of shards comes from, as `find_index` takes it.
-IndexSource = (
-    Literal["auto", True] | str | os.PathLike[str] | Mapping[Any, "ShardIndex | str | os.PathLike[str]"] | DatasetIndex
-)
+#: Where the index of shards comes from, as `find_index` takes it; True is one, and "auto" one of the strings.
+IndexSource = bool | str | os.PathLike[str] | Mapping[Any, ShardIndex | str | os.PathLike[str]] | DatasetIndex
 
 
 def find_index(
     urls: Iterable[str | os.PathLike[str]],
-    index: Any = "auto",
+    index: IndexSource = "auto",
     *,
     index_dir: str | os.PathLike[str] | None = None,
     keys: str = "first_dot",

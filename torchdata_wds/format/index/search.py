@@ -225,6 +225,8 @@ def _find(wanted: Wanted, kept: KeptIndexes, scans: _Scans, shard: _Shard) -> _F
     if not wanted.scans:
         shown = mask_url(shard.url)
         where = "beside it" if wanted.is_beside else f"in {mask_url(wanted.folder or '')}"
+        if wanted.folder is not None and shard.target is None:
+            where += ", where shards of one base name could not be told apart"
         raise ShardListError(
             f"shard {shown} has no index {where}. Make one with index_shard or `wds index`, or pass index='auto', "
             "which scans such shards once",

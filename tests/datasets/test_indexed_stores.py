@@ -133,3 +133,32 @@ def test_rewriting_rules_apply(tmp_path: Path) -> None:
     data = IndexedShards("s3://b/{0..2}.tar", rewrite=f"s3://b={tmp_path}")
     assert [data[-1]["__url__"], data["s0-00001"]["__url__"]] == ["s3://b/2.tar", "s3://b/0.tar"]
     assert len(data) == 15
+
+
+def test_copies_are_made_in_a_cache(site: Site, address: str, tmp_path: Path) -> None:
+    """Each shard once, whole; samples have the path of the copy."""
+    expected = streamed(address, cache=tmp_path / "copies")
+    data = IndexedShards(address, cache=tmp_path / "other")
+    assert len(data) == len(expected)
+    site.requests.clear()
+    found = [data[number] for number in range(len(data))]
+    places = {sample.pop("__local_path__") for sample in found}
+    assert found == [{name: value for name, value in sample.items() if name != "__local_path__"} for sample in expected]
+    assert {Path(place).parent for place in places} == {tmp_path / "other"}
+    assert len(site.requests) <= 2
+    site.requests.clear()
+    again = IndexedShards(address, cache=tmp_path / "other")
+    assert keys_of(again) == keys_of(found)
+    assert set(ranges_of(site)) <= {"bytes=0-0"}  # is it still that version?
+    again.close()
+    data.close()
+
+
+def test_commands_are_copied_in_a_cache(tmp_path: Path) -> None:
+    """What they write is read once; without a copy, no sample could be read alone."""
+    (tmp_path / "x.tar").write_bytes(tar_bytes(text_samples("a", 5)))
+    data = IndexedShards(f"pipe:cat {tmp_path}/x.tar", cache=tmp_path / "copies")
+    assert keys_of(data.__getitems__([4, 1])) == ["a00004", "a00001"]
+    (tmp_path / "x.tar").unlink()
+    assert data.key_of(3) == "a00003"
+    data.close()

@@ -20,7 +20,7 @@ from torchdata_wds.codecs import Decoder
 from torchdata_wds.datasets import map_fetches  # noqa: F401  (makes torch's DataLoader fetch whole batches)
 from torchdata_wds.errors import ReappearingKeyError, ShardFormatError, ShardListError, ShardOpenError
 from torchdata_wds.format.index.lookup import find_index
-from torchdata_wds.format.index.samples import Result, SampleReader
+from torchdata_wds.format.index.samples import LARGEST_LOCAL_PIECE, LARGEST_REMOTE_PIECE, Result, SampleReader
 from torchdata_wds.format.samples.names import grouping_rules
 from torchdata_wds.pipes.base import Held, in_order
 from torchdata_wds.pipes.chain_text import stage_text
@@ -223,20 +223,24 @@ class _OpenedShards:
         self._rules: dict[str, Any] = {"lowercase": data.lowercase, "fields": data.fields}
         self._cache, self._max_open = data.cache, data.max_open
         self._reader: SampleReader | None = None
+        self._near: set[int] = set()  # shards that are read without requests
         self._sent: tuple[str, bytes] | None = None  # of a pickle: the digest of its index, and the pickled index
 
     def __getstate__(self) -> dict[str, Any]:
         sent = self._sent
         if self._reader is not None:
             sent = self.index.digest, pickle.dumps(self.index)
-        return {**vars(self), "_reader": None, "_sent": sent}
+        return {**vars(self), "_reader": None, "_near": set(), "_sent": sent}
 
     @property
     def reader(self) -> SampleReader:
         """Reads the samples."""
         if self._reader is None:
-            ranges = ShardRanges(self._options, max_open=self._max_open)
-            self._reader = SampleReader(self._find_index(), ranges, **self._rules)
+            ranges = ShardRanges(self._options, max_open=self._max_open, cache=self._cache)
+            index = self._find_index()
+            is_local = len(index.shards) > 0 and ranges.is_local(index.shards[0].url)
+            largest = LARGEST_LOCAL_PIECE if is_local else LARGEST_REMOTE_PIECE
+            self._reader = SampleReader(index, ranges, largest=largest, **self._rules)
         return self._reader
 
     def _find_index(self) -> DatasetIndex:
@@ -246,10 +250,12 @@ class _OpenedShards:
                 received: DatasetIndex = pickle.loads(self._sent[1])
                 return received
         urls = list(storage.list_urls(self._patterns, storage_options=self._options))
-        if (stream := next((url for url in urls if scheme_of(url) in (STDIN, "pipe")), None)) is not None:
+        streams = (STDIN,) if self._cache is not None else (STDIN, "pipe")
+        if (stream := next((url for url in urls if scheme_of(url) in streams), None)) is not None:
             raise ShardListError(
                 f"shard {mask_url(stream)} can only be read from its start to its end: it is standard input or the "
-                "output of a command. Write it to a file, or read it with load_wds_shards",
+                "output of a command. Write it to a file, pass cache= to copy what commands write, or read it with "
+                "load_wds_shards",
                 shard=mask_url(stream),
             )
         index = find_index(urls, self._index, **self._index_options)
@@ -277,7 +283,7 @@ class _OpenedShards:
         results: list[Result] = []
         with ExitStack() as stack:
             fetch: Callable[..., Iterator[bytes | Exception]] = map
-            if len(pieces) > 1 and not self._are_local({piece.shard for piece in pieces}):
+            if len(pieces) > 1 and not self._are_near({piece.shard for piece in pieces}):
                 fetch = stack.enter_context(ThreadPoolExecutor(min(len(pieces), _REQUESTS))).map
             for piece, data in zip(pieces, fetch(reader.fetch, pieces), strict=True):
                 results += reader.take(piece, data)
@@ -288,9 +294,12 @@ class _OpenedShards:
             samples.append(result if len(wanted) == len(places) else dict(result))
         return samples
 
-    def _are_local(self, shards: set[int]) -> bool:
-        entries, is_local = self.index.shards, self.reader.ranges.is_local
-        return all(is_local(entries[shard].url) for shard in shards)
+    def _are_near(self, shards: set[int]) -> bool:
+        """Returns whether shards are local files, or were read before and so have a copy in the cache."""
+        reader = self.reader
+        far = {shard for shard in shards - self._near if not reader.ranges.is_local(reader.index.shards[shard].url)}
+        self._near |= shards if reader.ranges.cache is not None else shards - far
+        return not far
 
     def close(self) -> None:
         """Closes the files."""

@@ -77,6 +77,7 @@ class SampleReader:
         largest: int = LARGEST_LOCAL_PIECE,
     ) -> None:
         self.index, self.ranges, self.largest = index, ranges, largest
+        self._copies: dict[int, str | None] = {}  # by shard, the path of its copy in the cache
         self._options: dict[str, Any] = {"lowercase": lowercase, "fields": fields, "on_duplicate": on_duplicate}
 
     @cached_property
@@ -155,6 +156,19 @@ class SampleReader:
 
     def take(self, piece: Piece, data: bytes | Exception) -> list[Result]:
         """Turns the bytes of a piece into its samples."""
+        results = self._taken(piece, data)
+        if self.ranges.cache is not None and (path := self._copy_path(piece.shard)) is not None:
+            for result in results:
+                if isinstance(result, dict) and len(result) > 2:
+                    result["__local_path__"] = path
+        return results
+
+    def _copy_path(self, shard: int) -> str | None:
+        if shard not in self._copies:
+            self._copies[shard] = self.ranges.copy_path(self.index.shards[shard].url)
+        return self._copies[shard]
+
+    def _taken(self, piece: Piece, data: bytes | Exception) -> list[Result]:
         entry = self.index.shards[piece.shard]
         count = len(piece)
         if isinstance(data, bytes):

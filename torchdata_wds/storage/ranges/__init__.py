@@ -11,7 +11,7 @@ from torchdata_wds.storage.byte_streams import StoredVersion, naming
 from torchdata_wds.storage.cache import ShardCache
 from torchdata_wds.storage.places import Place, StorageOptions, resolve
 from torchdata_wds.storage.ranges.base import RangeReader, StaleError
-from torchdata_wds.storage.ranges.copies import cache_of, open_copy
+from torchdata_wds.storage.ranges.copies import cache_of, copy_path, open_copy
 from torchdata_wds.storage.ranges.local import LocalRanges, file_status
 from torchdata_wds.storage.ranges.recent import Recent
 from torchdata_wds.storage.sources.aistore import web_place
@@ -110,6 +110,10 @@ class ShardRanges:
     def is_local(self, url: _Url) -> bool:
         """Returns whether a shard is a local file itself, so that reading it needs no request and no copy."""
         return self._place(url).is_local
+
+    def copy_path(self, url: _Url) -> str | None:
+        """Returns the path of a shard's copy, whether or not it exists yet; None if it is read without a copy."""
+        return None if self.cache is None or self.is_local(url) else copy_path(self.cache, url_text(url))
 
     def close(self) -> None:
         """Closes all shards; a later read opens them again."""

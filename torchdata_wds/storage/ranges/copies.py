@@ -24,10 +24,9 @@ def cache_of(given: object, options: StorageOptions) -> ShardCache | None:
 
 def open_copy(cache: ShardCache, place: Place, version: StoredVersion | None) -> LocalRanges | None:
     """Opens the copy of a shard, which is made if it is missing or of another version; None if it cannot be kept."""
-    url = place.name
-    path = os.path.join(cache.folder, copy_name(url, None, origin_of(url, cache.storage_options)))  # noqa: PTH118
+    path = copy_path(cache, place.name)
     facts = None if version is None else ShardFacts(version.size, tag=version.tag)
-    file = cache.make(url, path, facts)
+    file = cache.make(place.name, path, facts)
     if file is None:
         return None
     try:
@@ -35,3 +34,8 @@ def open_copy(cache: ShardCache, place: Place, version: StoredVersion | None) ->
         return LocalRanges(path, os.dup(file.fileno()), known)
     finally:
         file.leave()  # the duplicate keeps the lock that prevents eviction
+
+
+def copy_path(cache: ShardCache, url: str) -> str:
+    """Returns the path of a shard's copy, whether or not it exists yet."""
+    return os.path.join(cache.folder, copy_name(url, None, origin_of(url, cache.storage_options)))  # noqa: PTH118

@@ -18,7 +18,7 @@ from torch.utils.data.graph_settings import apply_sharding
 
 from tests.kits.shards import write_text_shards
 from tests.kits.workers_kit import loader_of
-from torchdata_wds import handlers, ignore_and_continue, index_shard, load_dataset, wds_collate
+from torchdata_wds import WdsLoader, handlers, ignore_and_continue, index_shard, load_dataset, wds_collate
 from torchdata_wds.consumers import Place
 from torchdata_wds.workers.lengths import items_per_epoch
 
@@ -413,3 +413,19 @@ def test_items_per_epoch_raises_a_type_error_when_a_length_fails_or_is_too_large
 def test_items_per_epoch_of_many_cycles_takes_no_time_or_memory() -> None:
     pipe = IterableWrapper(range(3)).sharding_filter()
     assert items_per_epoch(pipe.cycle(10**15), Place(), 2) == 3 * 10**15
+
+
+@pytest.mark.parametrize("even", [None, "drop", "pad"])
+def test_length_of_a_global_order_is_that_of_the_rank(tmp_path: Path, even: Any) -> None:
+    """For any number of ranks, and batches with or without a short last one; with `even`, all ranks have the same."""
+    urls = write_text_shards(tmp_path, (7, 0, 20, 14))
+    samples = IterableWrapper(urls).load_in_order(index={url: index_shard(url, to=False) for url in urls}, even=even)
+    for ranks in (1, 2, 3, 5):
+        for batch, drop_last in ((1, False), (4, False), (4, True), (7, False), (7, True)):
+            pipe = samples.batch(batch, drop_last).batch(1)
+            loaders = [WdsLoader(pipe, seed=3, ranks=(rank, ranks)) for rank in range(ranks)]
+            lengths = list(map(len, loaders))
+            assert lengths == [len([*map(len, loader)]) for loader in loaders]
+            assert even is None or len(set(lengths)) == 1
+    with pytest.raises(ValueError, match="filter may yield more, fewer or other items"):
+        len(WdsLoader(samples.filter(bool)))

@@ -123,7 +123,7 @@ class OrderedLoaderIterDataPipe(OrderedPipe):
         self.cache = cache
         self.storage_options = storage.StorageOptions(storage_options, rewrite=rewrite)
         self.rewrite = self.storage_options.rewrite
-        self._ranges = ShardRanges(self.storage_options)
+        self._ranges = ShardRanges(self.storage_options, cache=cache)
 
     def contents(self) -> Contents:
         """Reads the list of shards, and finds their index."""

@@ -95,6 +95,27 @@ def test_a_copy_of_a_shard_may_have_another_date(index: DatasetIndex) -> None:
     assert [shard.version for shard in chosen.select(["d/a.tar"]).shards] == versions[1:]
 
 
+def test_signed_urls_are_found_whoever_signed_them_and_are_not_written(tmp_path: Path) -> None:
+    """A signature changes with each listing, and belongs into no file; the shards are read by the URLs as listed."""
+    signed = [f"https://user:secret@host/{name}/x.tar?versionId=3&X-Amz-Signature=secret" for name in "ab"]
+    index = DatasetIndex.of((url, made_index("x.tar", [key])) for url, key in zip(signed, "ab", strict=True))
+    assert [shard.url for shard in index.shards] == signed
+    index.save(tmp_path / "all")
+    assert b"secret" not in (tmp_path / "all").read_bytes()
+    loaded = DatasetIndex.load(tmp_path / "all")
+    loaded.verify()
+    assert loaded.digest == index.digest
+    again = [url.replace("Signature=secret", "Signature=other") for url in reversed(signed)]
+    for one in (index, loaded):
+        chosen = one.select(again)
+        assert [shard.url for shard in chosen.shards] == again
+        assert chosen.find("a") == [1]
+        assert {shard.version for shard in chosen.shards} == {StoredVersion(2048, "mtime-1")}
+        with pytest.raises(ShardListError, match="has an entry for the base name") as caught:
+            one.select([url.replace("versionId=3", "versionId=4") for url in signed])
+        assert "secret" not in str(caught.value)
+
+
 def test_shards_under_new_names_are_saved_so(index: DatasetIndex, tmp_path: Path) -> None:
     """Also where all are taken in order."""
     renamed = DatasetIndex(index._packed, urls=["e/a.tar", "e/b.tar", "e/c.tar"])

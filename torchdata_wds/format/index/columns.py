@@ -30,6 +30,7 @@ from torchdata_wds.format.index.packed import (
     table_check,
     text_bytes,
 )
+from torchdata_wds.format.index.url_table import public_url
 from torchdata_wds.storage import mask_url
 from torchdata_wds.storage.byte_streams import StoredVersion
 
@@ -110,7 +111,8 @@ def key_check(key: str) -> int:
 
 
 def pack(columns: Columns) -> bytearray:
-    """Makes the bytes of a packed index."""
+    """Makes the bytes of a packed index; URLs are stored as `public_url` gives them."""
+    columns = columns._replace(urls=list(map(public_url, columns.urls)))
     counts = np.asarray(columns.counts, np.int64)
     bounds = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
     is_known = np.repeat((columns.flags & KEYED) != 0, counts)

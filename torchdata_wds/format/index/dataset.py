@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import eq
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from torchdata_wds.format.index.packed import KEY_RULES, KEYED, Array, PackedInd
 from torchdata_wds.format.index.shard_entries import ShardEntries, ShardEntry
 from torchdata_wds.format.index.sidecars import open_index_target
 from torchdata_wds.format.index.stores import BytesStore, FileStore, Store
-from torchdata_wds.format.index.url_table import UrlTable
+from torchdata_wds.format.index.url_table import UrlTable, public_url
 from torchdata_wds.storage import mask_url, open_shard
 from torchdata_wds.storage.places import resolve
 from torchdata_wds.storage.urls import local_path, url_text
@@ -105,7 +106,9 @@ class DatasetIndex:
     @classmethod
     def of_columns(cls, columns: Columns) -> DatasetIndex:
         """Makes an index of columns, in memory."""
-        return cls(PackedIndex(BytesStore(pack(columns), "in memory")))
+        packed = PackedIndex(BytesStore(pack(columns), "in memory"))
+        are_stored = all(map(eq, columns.urls, map(packed.url, range(len(columns.urls)))))
+        return cls(packed, urls=None if are_stored else tuple(columns.urls))
 
     @classmethod
     def load(
@@ -246,7 +249,8 @@ class DatasetIndex:
             self._table = UrlTable(self._all_urls(), source, "entry")
         places = np.array(self._table.places(listed), np.int64)
         own = list(self._all_urls())
-        moved = np.array([own[place] != url for place, url in zip(places.tolist(), listed, strict=True)], bool)
+        pairs = [(own[place], url) for place, url in zip(places.tolist(), listed, strict=True)]
+        moved = np.array([one != url and public_url(one) != public_url(url) for one, url in pairs], bool)
         if self._moved is not None:
             moved |= self._moved[places]
         chosen = places if self._chosen is None else self._chosen[places]

@@ -1,4 +1,4 @@
-"""Shards by URL, or by base name if only one has it."""
+"""Shards by URL, whoever signed it, or by base name if only one has it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,19 @@ from collections.abc import Iterable, Sequence
 from torchdata_wds.errors import ShardListError
 from torchdata_wds.format.index import shard_name
 from torchdata_wds.storage import mask_url
+from torchdata_wds.storage.cache.names import unsigned
+from torchdata_wds.storage.secrets.masking import without_credentials
+from torchdata_wds.storage.urls import is_local
+
+
+def public_url(url: str) -> str:
+    """Returns a shard's URL without signatures and credentials: those change, and do not belong into files.
+
+    Example:
+        >>> public_url("https://user:secret@host/x.tar?versionId=3&X-Amz-Signature=0a1b")
+        'https://host/x.tar?versionId=3'
+    """
+    return url if is_local(url) else without_credentials(unsigned(url))
 
 
 class UrlTable:
@@ -26,7 +39,8 @@ class UrlTable:
         self._source = source
         self._entry = entry
         self._by_url: dict[str, int] = {}
-        self._by_name: dict[str, list[str]] | None = None  # made when it is needed
+        self._by_public: dict[str, int] | None = None  # made when it is needed, as the next one
+        self._by_name: dict[str, list[str]] | None = None
         for place, url in enumerate(urls):
             self._by_url.setdefault(url, place)
 
@@ -37,7 +51,15 @@ class UrlTable:
             ShardListError: if a shard has none, or one that another shard of its base name may have too.
         """
         taken: dict[str, str] = {}  # the entry for a base name -> the shard that used it
-        return [self._by_url[url] if url in self._by_url else self._by_base_name(url, taken) for url in urls]
+        return [self._by_url[url] if url in self._by_url else self._place(url, taken) for url in urls]
+
+    def _place(self, url: str, taken: dict[str, str]) -> int:
+        if self._by_public is None:
+            self._by_public = {}
+            for known, place in self._by_url.items():
+                self._by_public.setdefault(public_url(known), place)
+        found = self._by_public.get(public_url(url))
+        return self._by_base_name(url, taken) if found is None else found
 
     def _by_base_name(self, url: str, taken: dict[str, str]) -> int:
         if self._by_name is None:

@@ -22,7 +22,7 @@ import torchdata_wds  # noqa: F401  registers the functional forms
 
 __all__ = ["Epoch", "find_peers", "import_quietly", "raw_limit", "read_ours", "read_webdataset"]
 
-Epoch = Callable[[], Any]  # begins an epoch: an iterable of samples, with the library's own methods
+Epoch = Callable[..., Any]  # begins an epoch: an iterable of samples, with the library's own methods
 MIB = 1 << 20
 
 
@@ -73,7 +73,7 @@ def read_litdata(shards: Shards) -> Epoch:
                 verbose=False,
             )
             Path(unfinished, "whole").rename(folder)
-    return lambda: litdata.StreamingDataset(str(folder))
+    return lambda **options: litdata.StreamingDataset(str(folder), **options)
 
 
 def _samples_of(paths: list[Path], number: int) -> Iterator[dict[str, Any]]:

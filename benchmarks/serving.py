@@ -2,13 +2,15 @@
 
     python benchmarks/serving.py FOLDER [--latency SECONDS] [--bare]
 
-serves the files of a folder on the loopback address, whole only, and prints its address.
+serves the files of a folder on the loopback address and prints its address. A request may ask for one range of bytes,
+by its first and last; with --bare it gets the whole file.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -19,6 +21,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 __all__ = ["serve"]
+
+_RANGE = re.compile(rb"range: *bytes=(\d+)-(\d*)\s*", re.IGNORECASE)
 
 
 @contextmanager
@@ -44,26 +48,33 @@ def _answer_all(connection: socket.socket, folder: Path, latency: float, *, bare
     with connection, connection.makefile("rb") as requests:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         while line := requests.readline():
-            while requests.readline().strip():
-                pass
+            asked = None
+            while (header := requests.readline()).strip():
+                asked = asked or _RANGE.fullmatch(header)
             time.sleep(latency)
+            path = folder / line.split()[1].decode().lstrip("/")
             try:
-                _send(connection, folder / line.split()[1].decode().lstrip("/"), bare=bare)
+                _send(connection, path, None if bare else asked, bare=bare, body=not line.startswith(b"HEAD"))
             except (BrokenPipeError, ConnectionResetError):
                 return
 
 
-def _send(connection: socket.socket, path: Path, *, bare: bool) -> None:
+def _send(connection: socket.socket, path: Path, asked: re.Match[bytes] | None, *, bare: bool, body: bool) -> None:
     if not path.is_file():
         connection.sendall(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
         return
     with path.open("rb") as file:
         status = os.fstat(file.fileno())
-        told = "" if bare else f'Accept-Ranges: bytes\r\nETag: "{status.st_mtime_ns:x}-{status.st_size:x}"\r\n'
-        connection.sendall(f"HTTP/1.1 200 OK\r\n{told}Content-Length: {status.st_size}\r\n\r\n".encode())
-        sent = 0
-        while sent < status.st_size:
-            sent += os.sendfile(connection.fileno(), file.fileno(), sent, status.st_size - sent)
+        begin, end, answer = 0, status.st_size, "200 OK"
+        told = "" if bare else f'Accept-Ranges: bytes\r\nETag: "{status.st_mtime_ns:x}-{end:x}"\r\n'
+        if asked is not None:
+            begin = min(int(asked[1]), end)
+            end = min(int(asked[2]) + 1, end) if asked[2] else end
+            answer = "206 Partial Content"
+            told += f"Content-Range: bytes {begin}-{end - 1}/{status.st_size}\r\n"
+        connection.sendall(f"HTTP/1.1 {answer}\r\n{told}Content-Length: {end - begin}\r\n\r\n".encode())
+        while body and begin < end:
+            begin += os.sendfile(connection.fileno(), file.fileno(), begin, end - begin)
 
 
 def main() -> None:

@@ -111,6 +111,12 @@ def middling_fields(number: int) -> Fields:
     return {"bin": random.Random(number).randbytes(100_000), "cls": b"%d" % (number % 10)}
 
 
+def photo_fields(number: int) -> Fields:
+    """50 KB that no compression makes smaller, as a JPEG, and a class."""
+    rng = random.Random(number)
+    return {"jpg": rng.randbytes(50_000 + rng.randrange(-5_000, 5_000)), "cls": b"%d" % (number % 10)}
+
+
 KINDS = {
     "text": Kind(text_fields, 4, 10_000, 60),
     "text, pax": Kind(text_fields, 4, 10_000, 60, pax=True),
@@ -118,6 +124,8 @@ KINDS = {
     "images": Kind(image_fields, 4, 500, 10),
     "big": Kind(big_fields, 2, 200, 5),
     "1 GB": Kind(middling_fields, 1, 10_000, 500),
+    "photos": Kind(photo_fields, 24, 100, 6),
+    "one of many": Kind(text_fields, 1, 1_000, 50),
     "million texts": Kind(text_fields, 5, 240_000, 120),
 }
 

@@ -114,8 +114,8 @@ def test_startup_measures_imports_and_first_samples(shards: Path, tmp_path: Path
 def test_no_script_is_left_out() -> None:
     """Every script that has a main function is run here, or makes the shards."""
     scripts = {path.stem for path in BENCHMARKS.glob("*.py") if 'if __name__ == "__main__"' in path.read_text()}
-    others = {"shards", "http", "serving", "order_picture"}  # all but the first have tests of their own
-    assert scripts == {"read", "decode", "write", "workers", "memory", "startup", "resume", "tools"} | others
+    others = {"shards", "http", "serving", "order_large", "order_picture"}  # others run them, or other tests do
+    assert scripts == {"read", "decode", "write", "workers", "memory", "startup", "resume", "tools", "order"} | others
 
 
 def test_resume_compares_skipping_with_making_again(shards: Path, tmp_path: Path) -> None:
@@ -167,3 +167,21 @@ def test_picture_of_the_orders_is_drawn_as_in_the_manual(tmp_path: Path) -> None
     with Image.open(out) as drawn, Image.open(kept) as shown:
         assert drawn.size == shown.size
         assert drawn.getcolors() != shown.getcolors()
+
+
+def test_order_compares_with_reading_front_to_back_and_with_random_access(shards: Path, tmp_path: Path) -> None:
+    """Runs of each length, locally and from a server; samples by number; and few samples beside many."""
+    printed, content = run("order.py", shards, tmp_path)
+    check_table(printed, content)
+    found: dict[str, set[str]] = {}
+    for kind, contender in rows(content):
+        found.setdefault(kind.partition(",")[0], set()).add(contender)
+    lengths = {f"run={length}" for length in (1, 4, 16, 64)}
+    assert found["HTTP"] == lengths | {"front to back"}
+    assert found["local"] == found["HTTP"] | {"limit, run=1", "limit, run=16"}
+    for kind in ("4 shards", "24 shards"):
+        assert {"IndexedShards", "IndexedShards, 32 at once", "tarfile, all open"} <= found[kind]
+        for name in ("litdata", "wids"):
+            assert (name in found[kind]) is (name not in content["left_out"])
+    for kind in ("start", "resume", "a worker's private memory", "a worker's resident memory"):
+        assert found[kind] == {"500 samples", "5,000 samples"}

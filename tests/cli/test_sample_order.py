@@ -127,12 +127,20 @@ def test_split_writes_shards_in_the_order(shards: list[str], tmp_path: Path) -> 
     assert found == [ordered(7)[start : start + 6] for start in (0, 6, 12)]
 
 
-def test_order_reports_samples_that_cannot_be_read(shards: list[str]) -> None:
-    """It stops, or skips and counts them; never gives other bytes."""
+def test_order_reports_shards_that_cannot_be_read(shards: list[str], tmp_path: Path) -> None:
+    """It stops, or skips and counts them: the order is that of the others."""
     Path(shards[2]).unlink()
     stopped = run_wds("cat", *shards, "--order", "7")
     assert stopped.status == 1
     assert "shard-000002.tar" in stopped.err
+    packed = tmp_path / "z.tar.gz"
+    packed.write_bytes(gzip.compress(tar_bytes(text_samples("z", 4))))
+    skipped = run_wds("cat", *shards, packed, "--order", "7", "--errors", "skip")
+    assert skipped.status == 1
+    assert [sample["__key__"] for sample in read_samples(skipped.out)] == ordered(7, 1, [*KEYS[:5], *KEYS[12:]])
+    assert "skipped: cannot open shard" in skipped.err
+    assert "z.tar.gz is compressed" in skipped.err
+    assert "lost: 2 shards or samples were" in skipped.err
 
 
 def test_order_skips_samples_that_are_damaged(shards: list[str], tmp_path: Path) -> None:

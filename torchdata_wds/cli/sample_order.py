@@ -1,6 +1,7 @@
 """Reading samples in a random order of the whole data set (``--order``), by an index of where each one lies."""
 
 import argparse
+import functools
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -11,7 +12,7 @@ import numpy as np
 
 from torchdata_wds.cli.command import Parser, UsageError, option, positive_number, whole_number
 from torchdata_wds.cli.inputs import SampleReader, list_all_inputs, part_of
-from torchdata_wds.errors import ShardFormatError
+from torchdata_wds.errors import ShardFormatError, WdsError
 from torchdata_wds.format.index.dataset import DatasetIndex
 from torchdata_wds.format.index.lookup import find_index
 from torchdata_wds.format.index.samples import SampleReader as IndexedReader
@@ -72,8 +73,9 @@ class OrderedReader(SampleReader):
     """
 
     def __init__(self, arguments: argparse.Namespace, *, parallel: int = 1, hidden: bool = False) -> None:
-        self._index = _find_index(arguments)
-        super().__init__(arguments, urls=[entry.url for entry in self._index.shards], hidden=hidden)
+        super().__init__(arguments, urls=[], hidden=hidden)
+        self._index = self._readable(_find_index(arguments, self._lose))
+        self.urls = [entry.url for entry in self._index.shards]
         self._chosen = ChosenNumbers(self._index.bounds, self._shard_slice or slice(None), self._slice)
         self._slice = slice(None)
         total = len(self._chosen)
@@ -82,6 +84,19 @@ class OrderedReader(SampleReader):
         self._positions = range(part[0], part[-1] + 1) if part else range(0)
         self._parallel = parallel
         self._cache: str | None = arguments.cache
+
+    def _readable(self, index: DatasetIndex) -> DatasetIndex:
+        """Returns the index without compressed shards, which are refused."""
+        kept = []
+        for entry in index.shards:
+            if entry.compressed:
+                shown = mask_url(entry.url)
+                what = f"shard {shown} is compressed, so that --order cannot read its samples one by one"
+                cure = "Decompress it first, or shuffle it with wds sort --type shuffle"
+                self._lose(ShardFormatError(f"{what}. {cure}", shard=shown, kind="unsupported"))
+            else:
+                kept.append(entry.url)
+        return index if len(kept) == len(index.shards) else index.select(kept)
 
     def _samples(self) -> Generator[dict[str, Any], None, None]:
         rules: Any = {name: self._grouping[name] for name in ("lowercase", "on_duplicate")}
@@ -101,27 +116,34 @@ class OrderedReader(SampleReader):
                             yield sample
 
 
-def _find_index(arguments: argparse.Namespace) -> DatasetIndex:
+def _find_index(arguments: argparse.Namespace, lose: Callable[[Exception], bool]) -> DatasetIndex:
+    """Finds the index of the shards that can be opened; `lose` raises the errors of the others, or counts them."""
     if arguments.pack is not None and not arguments.shards:
         index = DatasetIndex.load(arguments.pack)
-    else:
-        urls = list_all_inputs(arguments)
-        for url in urls:
-            if scheme_of(url) in (STDIN, "pipe"):
-                raise UsageError(
-                    f"--order reads samples from anywhere in a shard, which {mask_url(url)} does not allow"
-                )
-        index = find_index(urls, "auto" if arguments.pack is None else arguments.pack, keys=arguments.keys)
-    if index.keys != arguments.keys:
-        raise UsageError(f"the index was made with --keys {index.keys}: pass the same")
-    for entry in index.shards:
-        if entry.compressed:
-            shown = mask_url(entry.url)
-            what = f"shard {shown} is compressed, so that its samples cannot be read one by one"
-            raise ShardFormatError(
-                f"{what}. Decompress it before, for example with wds cat", shard=shown, kind="unsupported"
-            )
-    return index
+        if index.keys != arguments.keys:
+            raise UsageError(f"the index was made with --keys {index.keys}: pass the same")
+        return index
+    urls = list_all_inputs(arguments)
+    for url in urls:
+        if scheme_of(url) in (STDIN, "pipe"):
+            raise UsageError(f"--order reads samples at any place of a shard: {mask_url(url)} has no such access")
+    find = functools.partial(find_index, index=arguments.pack or "auto", keys=arguments.keys)
+    try:
+        return find(urls)
+    except WdsError as error:
+        if arguments.errors == "stop":
+            raise
+        first = error
+    good = []
+    for url in urls:
+        try:
+            find([url])
+            good.append(url)
+        except WdsError as error:
+            lose(error)
+    if len(good) == len(urls):
+        raise first
+    return find(good)
 
 
 class ChosenNumbers:

@@ -11,7 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, Subset, random_split
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    MapDataPipe,
+    RandomSampler,
+    Subset,
+    random_split,
+)
 from torch.utils.data.datapipes.iter import IterableWrapper
 from torch.utils.data.graph import traverse_dps
 
@@ -78,6 +86,13 @@ def key_of(sample: dict[str, Any]) -> str:
     return key
 
 
+class EndlessMapDataPipe(MapDataPipe):
+    """A source without a length."""
+
+    def __getitem__(self, number: int) -> int:
+        return number
+
+
 def as_list(samples: list[Any]) -> list[Any]:
     """A collate function that keeps a batch."""
     return samples
@@ -118,11 +133,22 @@ def test_numbers_out_of_range_raise_an_index_error(data: IndexedShards, number: 
         data.key_of(number)
 
 
-@pytest.mark.parametrize("item", [1.5, None, [1, 2], np.array([1, 2]), (1, 2), b"key"])
+@pytest.mark.parametrize("item", [1.5, None, (1, 2), b"key", True, [1, "key"], [True, False], np.array([1.5, 2.5])])
 def test_other_types_raise_a_type_error(data: IndexedShards, item: Any) -> None:
-    """The message says what is taken, and what takes a list."""
-    with pytest.raises(TypeError, match=r"a number, a slice or a key \(str\).*Subset\(data, numbers\)"):
+    """The message says what is taken; a mask is not taken for numbers."""
+    with pytest.raises(TypeError, match=r"a number, a slice, a key \(str\) or a list of numbers, not by"):
         data[item]
+
+
+def test_a_list_of_numbers_gives_a_list(data: IndexedShards) -> None:
+    """As a sampler of batches gives them to a loader that makes no batches itself."""
+    expected = [data[number] for number in (7, 2, -1)]
+    for numbers in ([7, 2, -1], np.array([7, 2, -1]), torch.tensor([7, 2, -1])):
+        assert data[numbers] == expected
+    assert data[range(3)] == list(data[:3])
+    assert data[[]] == []
+    loader = DataLoader(data, batch_size=None, sampler=BatchSampler(range(TOTAL), 4, drop_last=False))
+    assert [keys_of(batch) for batch in loader][-1] == text_keys(SIZES)[20:]
 
 
 @pytest.mark.parametrize(
@@ -355,6 +381,8 @@ def test_stages_of_other_map_pipes_are_unchanged() -> None:
     assert list(DataLoader(batches, batch_size=2, collate_fn=as_list)) == [[[0, 1, 2, 3], [4, 5, 6, 7]], [[8, 9]]]
     with pytest.raises(IndexError):
         list(DataLoader(batches, batch_sampler=[[0, 7]], collate_fn=as_list))
+    endless = EndlessMapDataPipe()
+    assert list(DataLoader(endless.batch(2), batch_sampler=[[0, 50]], collate_fn=as_list)) == [[[0, 1], [100, 101]]]
 
 
 def test_distributed_samplers_divide_it(urls: list[str]) -> None:
@@ -398,6 +426,8 @@ def test_iter_datapipes(urls: list[str]) -> None:
     """What torchdata makes of it goes into any graph."""
     data, keys = IndexedShards(urls), text_keys(SIZES)
     assert keys_of(data.to_iter_datapipe()) == keys
+    with pytest.raises(TypeError, match=r"data\.shuffle\(\)\.sharding_filter\(\) makes one"):
+        WdsLoader(data)  # type: ignore[arg-type]
     shuffled = data.shuffle().sharding_filter().map(key_of)
     for workers in (0, 2):
         with WdsLoader(shuffled, workers, seed=3) as loader:

@@ -5,36 +5,27 @@ from __future__ import annotations
 import copy
 import operator
 import os
-import pickle
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, overload
 
-import numpy as np
 from torch.utils.data import MapDataPipe
 
 from torchdata_wds import storage
 from torchdata_wds.checks import check_choice, check_count, check_flags
 from torchdata_wds.codecs import Decoder
 from torchdata_wds.datasets import map_fetches  # noqa: F401  (makes torch's DataLoader fetch whole batches)
-from torchdata_wds.errors import ReappearingKeyError, ShardFormatError, ShardListError, ShardOpenError
-from torchdata_wds.format.index.lookup import find_index
-from torchdata_wds.format.index.samples import LARGEST_LOCAL_PIECE, LARGEST_REMOTE_PIECE, Result, SampleReader
+from torchdata_wds.datasets.opened_shards import OpenedShards, Sample
+from torchdata_wds.errors import ReappearingKeyError
 from torchdata_wds.format.samples.names import grouping_rules
 from torchdata_wds.pipes.base import Held, in_order
 from torchdata_wds.pipes.chain_text import stage_text
-from torchdata_wds.storage.ranges import ShardRanges
-from torchdata_wds.storage.urls import STDIN, mask_url, scheme_of
+from torchdata_wds.storage.urls import mask_url
 
 if TYPE_CHECKING:
     from torchdata_wds.format.index.dataset import DatasetIndex
 
 DecoderLike = str | Callable[[str, Any], Any]
-Sample = dict[str, Any]
 
-#: How many requests to a store are under way at once.
-_REQUESTS = 16
 #: How many samples an iteration reads at once.
 _NEIGHBOURS = 16
 
@@ -104,7 +95,8 @@ class IndexedShards(MapDataPipe[Sample]):
         _check_index(index)
         fields = fields if fields is None or isinstance(fields, str) else in_order(fields)
         grouping_rules(keys, lowercase, fields)
-        self.shards, self.index, self.index_dir = shards, _held(index), index_dir
+        self.shards = list(shards) if isinstance(shards, list) else shards
+        self.index, self.index_dir = _held(index), index_dir
         self.keys, self.lowercase, self.fields = keys, lowercase, fields
         self.decode = _held(decode)
         self.cache, self.max_open = cache, max_open
@@ -113,7 +105,14 @@ class IndexedShards(MapDataPipe[Sample]):
         self._decoder: Decoder | None = None
         if decode is not None:
             self._decoder = Decoder(*([decode] if isinstance(decode, str) or callable(decode) else decode))
-        self._opened = _OpenedShards(self)
+        self._opened = OpenedShards(
+            self.shards,
+            index,
+            index_options={"index_dir": index_dir, "keys": keys, "storage_options": self.storage_options},
+            cache=cache,
+            max_open=max_open,
+            rules={"lowercase": lowercase, "fields": fields},
+        )
         self._part: range | None = None  # which samples of the shards these are; None for all
 
     def __len__(self) -> int:
@@ -125,15 +124,22 @@ class IndexedShards(MapDataPipe[Sample]):
     @overload
     def __getitem__(self, item: slice) -> IndexedShards: ...
 
-    def __getitem__(self, item: Any) -> Any:
-        """Returns the sample with a number (negative ones count from the end) or key; for a slice a part, unread.
+    @overload
+    def __getitem__(self, item: list[int]) -> list[Sample]: ...
 
-        A part of a data set is a data set: it has numbers of its own from 0, shares the index and the open files, and
-        reads a sample when it is asked for it.
+    def __getitem__(self, item: Any) -> Any:
+        """Returns the sample with a number (negative ones count from the end) or key.
+
+        A list, or an array or tensor of numbers, gives a list of samples. A slice gives a part, which is a data set: it
+        has numbers of its own from 0, shares the index and the open files, and reads a sample when it is asked for.
         """
         if isinstance(item, slice):
             return self._slice(item)
-        return self._by_key(item) if isinstance(item, str) else self.__getitems__([item])[0]
+        if isinstance(item, str):
+            return self._by_key(item)
+        if isinstance(item, (list, range)) or getattr(item, "ndim", 0) == 1:
+            return self.__getitems__(item)
+        return self.__getitems__([item])[0]
 
     def __getitems__(self, numbers: Sequence[SupportsIndex]) -> list[Sample]:
         """Returns the samples with these numbers, in this order; repeated numbers give equal samples."""
@@ -209,104 +215,6 @@ class IndexedShards(MapDataPipe[Sample]):
         return self._decoded(matches[0][1])
 
 
-class _OpenedShards:
-    """The shards of a data set, which its parts share: listed and indexed once, and opened in each process."""
-
-    def __init__(self, data: IndexedShards) -> None:
-        self._patterns, self._options = data.shards, data.storage_options
-        self._index = getattr(data.index, "value", data.index)
-        self._index_options: dict[str, Any] = {
-            "index_dir": data.index_dir,
-            "keys": data.keys,
-            "storage_options": data.storage_options,
-        }
-        self._rules: dict[str, Any] = {"lowercase": data.lowercase, "fields": data.fields}
-        self._cache, self._max_open = data.cache, data.max_open
-        self._reader: SampleReader | None = None
-        self._near: set[int] = set()  # shards that are read without requests
-        self._sent: tuple[str, bytes] | None = None  # of a pickle: the digest of its index, and the pickled index
-
-    def __getstate__(self) -> dict[str, Any]:
-        sent = self._sent
-        if self._reader is not None:
-            sent = self.index.digest, pickle.dumps(self.index)
-        return {**vars(self), "_reader": None, "_near": set(), "_sent": sent}
-
-    @property
-    def reader(self) -> SampleReader:
-        """Reads the samples."""
-        if self._reader is None:
-            ranges = ShardRanges(self._options, max_open=self._max_open, cache=self._cache)
-            index = self._find_index()
-            is_local = len(index.shards) > 0 and ranges.is_local(index.shards[0].url)
-            largest = LARGEST_LOCAL_PIECE if is_local else LARGEST_REMOTE_PIECE
-            self._reader = SampleReader(index, ranges, largest=largest, **self._rules)
-        return self._reader
-
-    def _find_index(self) -> DatasetIndex:
-        """Returns the index of the process that pickled this, or else the one that is found here."""
-        if self._sent is not None:
-            with suppress(ShardOpenError):  # it is a file of another machine
-                received: DatasetIndex = pickle.loads(self._sent[1])
-                return received
-        urls = list(storage.list_urls(self._patterns, storage_options=self._options))
-        streams = (STDIN,) if self._cache is not None else (STDIN, "pipe")
-        if (stream := next((url for url in urls if scheme_of(url) in streams), None)) is not None:
-            raise ShardListError(
-                f"shard {mask_url(stream)} can only be read from its start to its end: it is standard input or the "
-                "output of a command. Write it to a file, pass cache= to copy what commands write, or read it with "
-                "load_wds_shards",
-                shard=mask_url(stream),
-            )
-        index = find_index(urls, self._index, **self._index_options)
-        if self._sent is not None and index.digest != self._sent[0]:
-            raise ShardFormatError(
-                f"{len(urls):,} shards, the first {mask_url(urls[0])}, are not those of the process that pickled the "
-                "data set: numbers would stand for other samples. Make the data set again",
-                kind="index",
-            )
-        return index
-
-    @property
-    def index(self) -> DatasetIndex:
-        """The index of all shards."""
-        return self.reader.index
-
-    def read(self, numbers: Sequence[int]) -> list[Sample]:
-        """Reads samples in this order: neighbours together, and from stores several pieces at once."""
-        reader = self.reader
-        if len(numbers) == 1:
-            return reader.read(numbers)
-        # For 7, 3, 4 and 3, pieces 3..4 and 7 are read, and samples 2, 0, 1 and 0 of these returned.
-        wanted, places = np.unique(np.asarray(numbers, np.int64), return_inverse=True)
-        pieces = reader.pieces(wanted)
-        results: list[Result] = []
-        with ExitStack() as stack:
-            fetch: Callable[..., Iterator[bytes | Exception]] = map
-            if len(pieces) > 1 and not self._are_near({piece.shard for piece in pieces}):
-                fetch = stack.enter_context(ThreadPoolExecutor(min(len(pieces), _REQUESTS))).map
-            for piece, data in zip(pieces, fetch(reader.fetch, pieces), strict=True):
-                results += reader.take(piece, data)
-        samples = []
-        for place in places.tolist():
-            if isinstance(result := results[place], Exception):
-                raise result
-            samples.append(result if len(wanted) == len(places) else dict(result))
-        return samples
-
-    def _are_near(self, shards: set[int]) -> bool:
-        """Returns whether shards are local files, or were read before and so have a copy in the cache."""
-        reader = self.reader
-        far = {shard for shard in shards - self._near if not reader.ranges.is_local(reader.index.shards[shard].url)}
-        self._near |= shards if reader.ranges.cache is not None else shards - far
-        return not far
-
-    def close(self) -> None:
-        """Closes the files."""
-        if self._reader is not None:
-            self._reader.ranges.close()
-
-
 def _check_index(index: object) -> None:
     if index is None or index is False:
         raise ValueError(f"random access needs an index, not index={index!r}: 'auto' makes one where none is")
@@ -320,10 +228,11 @@ def _held(value: Any) -> Any:
 def _pick(numbers: range, number: SupportsIndex) -> int:
     """Returns a sample's number in all shards."""
     try:
-        place = operator.index(number)
+        place = None if isinstance(number, bool) else operator.index(number)
     except TypeError:
-        what = f"samples are chosen by a number, a slice or a key (str), not by {number!r}"
-        raise TypeError(f"{what}. torch.utils.data.Subset(data, numbers) takes a list of numbers") from None
+        place = None
+    if place is None:
+        raise TypeError(f"samples are chosen by a number, a slice, a key (str) or a list of numbers, not by {number!r}")
     try:
         return numbers[place]
     except IndexError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from typing import Any
 
 from torch.utils.data import MapDataPipe
@@ -29,10 +29,10 @@ def fetch_items(pipe: MapDataPipe[Any], numbers: Sequence[int]) -> list[Any]:
 
 def _fetch_batches(pipe: Any, numbers: Sequence[int]) -> list[Any]:
     """Fetches batches: numbers 4 and 0 of batches of 2 are the items 8, 9, 0 and 1 of the source."""
-    size, count = pipe.batch_size, len(pipe)
+    size, total = pipe.batch_size, len(pipe.datapipe) if isinstance(pipe.datapipe, Sized) else 0
+    count = total // size if pipe.drop_last else -(-total // size)
     if not all(0 <= number < count for number in numbers):
-        return [pipe[number] for number in numbers]  # which raises
-    total = len(pipe.datapipe)
+        return [pipe[number] for number in numbers]  # as torch does, which may raise
     spans = [range(number * size, min((number + 1) * size, total)) for number in numbers]
     items = iter(fetch_items(pipe.datapipe, [place for span in spans for place in span]))
     return [pipe.wrapper_class([next(items) for _ in span]) for span in spans]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Generic, NoReturn, Self, TypeVar
 
 import torch
-from torch.utils.data import IterDataPipe
+from torch.utils.data import IterDataPipe, MapDataPipe
 
 from torchdata_wds.checks import check_flags, checked_int
 from torchdata_wds.consumers import Place, Ranks, checked_ranks
@@ -86,7 +86,8 @@ class WdsLoader(Generic[T]):
         worker_init_fn: Callable[[int], object] | None = None,
     ) -> None:
         if not isinstance(pipe, IterDataPipe):
-            raise TypeError(f"WdsLoader takes the last pipe of a graph, an IterDataPipe, not {pipe!r}")
+            hint = ". Of a map-style one, data.shuffle().sharding_filter() makes one" * isinstance(pipe, MapDataPipe)
+            raise TypeError(f"WdsLoader takes the last pipe of a graph, an IterDataPipe, not {pipe!r}{hint}")
         check_flags(pin_memory=pin_memory)
         self.pipe = pipe
         self.pin_memory = pin_memory

@@ -171,7 +171,7 @@ def test_state_of_a_graph_of_the_other_kind_is_refused(shards: Shards, is_revers
     first, second = reversed(graphs) if is_reverse else graphs
     with WdsLoader(second, 0, seed=SEED) as loader:
         loader.load_state_dict(state_of(first, seed=SEED))
-        told = "a graph without" if is_reverse else "one with"
+        told = "a graph without" if is_reverse else "a graph with"
         with pytest.raises(ValueError, match=f"it is that of {told} load_in_order"):
             iter(loader)
 

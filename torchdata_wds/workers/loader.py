@@ -36,11 +36,12 @@ class WdsLoader(Generic[T]):
     ends the previous one. An iterator from which no item was taken does not count as an epoch.
 
     Args:
-        pipe: The last pipe of the graph. ``.sharding_filter()`` or ``.split_shards()`` divides its work among workers
-            and ranks.
+        pipe: The last pipe of the graph. ``.sharding_filter()``, ``.split_shards()`` or ``.load_in_order()`` divides
+            its work among workers and ranks.
         num_workers: The number of worker processes; 0 runs everything in the main process, in the order of one worker.
-        seed: Makes every order depend only on this seed, the epoch's number, and the rank and worker. None draws a
-            seed for each epoch from torch's global generator; all ranks share it, and must begin each epoch.
+        seed: Makes every order depend only on this seed, the epoch's number, and the rank and worker (except for
+            ``.load_in_order()``). None draws a seed for each epoch from torch's global generator; all ranks share it,
+            and must begin each epoch.
         ranks: The ranks that share the work: ``"auto"`` for those of ``torch.distributed`` if it is initialized before
             the first epoch, else those of the launcher (``RANK`` and ``WORLD_SIZE``), else this process alone;
             ``(rank, size)``; a ProcessGroup; or one dimension of a DeviceMesh, such as ``mesh["dp"]``. Ranks of one
@@ -261,7 +262,7 @@ class WdsLoader(Generic[T]):
         """Makes the next iteration resume from a state, and ends the current iterator.
 
         That iteration raises a ValueError, which names the differences, if the state belongs to another graph, other
-        shards, or another number of workers or ranks.
+        shards, or another number of workers or ranks; with ``load_in_order`` these numbers may differ.
 
         Raises:
             ValueError: if this is not a state of a WdsLoader.
@@ -279,17 +280,20 @@ class WdsLoader(Generic[T]):
 
     @property
     def position(self) -> int:
-        """How many samples of the running epoch all ranks have done, with ``load_in_order``; 0 between epochs."""
+        """How many samples of the running epoch all ranks together have taken in a global order; 0 between epochs."""
         self._check_order("position")
         state = self._checkpoint(None)
         return state.order.position if state.order is not None and state.in_epoch else 0
 
     def seek(self, position: int) -> None:
-        """Makes the next iteration begin at a position of the running epoch, or of the next one between epochs.
+        """Makes the next iteration begin at a position of a global order, and ends the current iterator.
 
-        After ``set_epoch(n)``, it is a position of epoch n. All ranks seek the same position, a number of samples from
-        0; a ValueError comes with the next iteration if the epoch has fewer. The graph must begin with
-        ``load_in_order``. The seed stays; the current iterator ends.
+        The position counts the samples of all ranks, from 0, in the running epoch; between epochs, in the next one; and
+        after ``set_epoch(n)``, in epoch n. The seed stays. All ranks must seek the same position. If the epoch has
+        fewer samples, the next iteration raises a ValueError.
+
+        Raises:
+            TypeError: if the graph does not begin with ``load_in_order`` or `IndexedMix`.
         """
         self._check_order("seek()")
         position = checked_int("position", position, 0)

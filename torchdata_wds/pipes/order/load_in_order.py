@@ -45,25 +45,25 @@ class OrderedLoaderIterDataPipe(OrderedPipe):
     batch size: `WdsLoader`, `WorkersReadingService` and `StatefulPipeline` deal batches to ranks and workers in turn,
     and their states resume on any other grid.
 
-    Under those, only stages may follow that yield one item for each, and ``.batch``. A sample that a handler skips
-    makes its batch shorter; all others stay where they are. Under torch's own loaders each sample comes once per epoch
-    too, but the order depends on the grid.
+    Under those, only ``.batch`` and stages that yield one item for each may follow. A sample that a handler skips makes
+    its batch shorter; all others stay where they are. Under torch's DataLoader, too, each sample comes once per epoch,
+    but the order depends on the numbers of ranks and workers: see `block`. ``wds help order`` says more.
 
     Args:
         source_datapipe: Yields URLs (str or Path) of uncompressed shards, in the same order in each epoch.
         index: Where the samples are. ``"auto"``: the indexes beside the shards, if they are of this version of the
             shards, else a scan of the headers, which is kept in the user's cache folder. True: the indexes beside the
-            shards. A path or URL: a packed index, a folder of indexes, or a ``wids`` list. Or a dict from URL to
-            `ShardIndex`, or a `DatasetIndex`.
+            shards, which must exist. A path or URL: a packed index, a folder of indexes, or a ``wids`` list. Or a dict
+            from URL to `ShardIndex`, or a `DatasetIndex`.
         index_dir: Another folder to look for indexes in, and to keep scans in.
         shuffle: Whether to shuffle; False yields the samples as they lie in the shards.
-        run: How many neighbours stay together; they are read at once. 1 shuffles perfectly.
+        run: How many neighbours stay together, and are read at once. 1 is a perfect shuffle.
         even: What to do if the samples do not divide by the number of ranks: ``"drop"`` leaves out up to ranks - 1,
             ``"pad"`` repeats up to ranks - 1, marked ``__pad__: True``. None gives the first ranks more.
         seed: Determines the order, with the epoch's number; None takes the loader's seed. Under torch's DataLoader the
             order also depends on the seed that it draws for each epoch.
-        block: Under loaders of other packages: how many samples to take from one place before the next consumer's turn,
-            best the batch size.
+        block: Under other loaders: how many samples a worker takes before the next one's turn. With the batch size,
+            batches come in the same order for any number of workers.
         keys: The rule for names, as in ``group_by_key``; the index must have been made with it.
         lowercase, fields, on_duplicate: As in ``group_by_key``.
         cache: A folder for local copies of remote shards, made when first needed; None reads parts of shards.

@@ -48,10 +48,10 @@ class OrderedStreams(Streams):
         return [self.point] * len(self.facts)
 
     def taken_for(self, items: int) -> int:
-        """Returns up to which item, with those left out, the workers have gone when `items` had come."""
+        """Returns how many items, including those left out, the workers had passed when `items` had come."""
         taken = super().taken_for(items)
         counts, order = self.turns.at(taken)
-        # A handler has ended worker 1 of 3 before its item 7: after items 0 to 6, 8 and 9, the next one is item 11.
+        # A handler ended the stream of worker 1 of 3 before item 7: after items 0 to 6, 8 and 9, the next one is item 11.
         return counts[order[0]] * len(counts) + order[0] if order else taken
 
 
@@ -72,7 +72,7 @@ class JobOrder:
         return self.pipe.seed is not None
 
     def begin(self, number: int, restored: Checkpoint | None, seed: int | None, draw: Callable[[], int]) -> Seeds:
-        """Begins epoch `number`; returns its seeds. `seed` is the loader's; `draw` returns one where it has none."""
+        """Begins epoch `number`; returns its seeds. `seed` is the loader's; without one, `draw` returns a seed."""
         state = None if restored is None else restored.order
         self._contents = contents = self.pipe.contents()
         given = seed if self.pipe.seed is None else self.pipe.seed
@@ -110,7 +110,7 @@ class JobOrder:
         return (self._contents or self.pipe.contents()).total
 
     def streams(self, workers: int) -> OrderedStreams:
-        """Returns the streams of the epoch begun last."""
+        """Returns the streams of the running epoch."""
         return OrderedStreams(workers, self.point)
 
     def checkpoint(self, number: int, position: int) -> Checkpoint:
@@ -126,11 +126,11 @@ class JobOrder:
 
 
 def check_kind(restored: Checkpoint | None, order: JobOrder | None) -> None:
-    """Raises a ValueError if a state is a position in a global order and the graph follows none, or the reverse."""
+    """Raises a ValueError if only one of the state and the graph has a global order."""
     if restored is None or (restored.order is None and not restored.signature):
         return
     if (restored.order is None) != (order is None):
-        has, lacks = ("a graph without", "has") if order is not None else ("one with", "does not have")
+        has, lacks = ("a graph without", "has") if order is not None else ("a graph with", "does not have")
         raise ValueError(
             f"the state belongs to a different run and cannot be resumed here: it is that of {has} load_in_order, "
             f"which this graph {lacks}"
@@ -180,6 +180,6 @@ def find_order(end: IterDataPipe[Any]) -> JobOrder | None:
 def _refused(pipe: Any, why: str, otherwise: str = _OTHER_CURE, *, cure: str = "") -> ValueError:
     name = form_name(pipe)
     return ValueError(
-        f"{name} {why}, so that it cannot follow load_in_order: its items could not be found again by their position. "
+        f"{name} {why}, so it cannot follow load_in_order: a state could not say by a position where its items are. "
         f"Instead, {cure or _CURES.get(name, otherwise)}"
     )

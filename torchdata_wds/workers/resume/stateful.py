@@ -64,12 +64,16 @@ class StatefulPipeline(IterableDataset[Any]):
     ``StatefulDataLoader`` alone does not save the state of DataPipes: it repeats the beginning of the epoch, in another
     order. Here a state records each worker's position, and resuming yields the remaining items, as with
     ``WorkersReadingService``; see there for which items are skipped and which are made again.
-    ``.sharding_filter()`` or ``.split_shards()`` divides the work among workers and ranks. Everything is seeded here:
-    the loader's own generator and shuffling have no effect.
+    ``.sharding_filter()``, ``.split_shards()`` or ``.load_in_order()`` divides the work among workers and ranks.
+    Everything is seeded here: the loader's own generator and shuffling have no effect.
 
     Every epoch has a new order, which depends on the seed, the epoch's number, and the rank and worker. Each copy of
     this object counts its epochs, over all workers forked or spawned with it; the orders are the same whether or not
     workers outlive an epoch (``persistent_workers=True``). After a state is loaded, counting continues from its epoch.
+
+    With ``.load_in_order()`` or `IndexedMix`, the order is the same for any number of ranks and workers if the graph
+    makes the batches, or ``block=`` of the order is the loader's ``batch_size``. A state is loaded with the same
+    numbers; to go on with others, `seek` the position that `position_in` finds in it.
 
     ``len()`` of the loader works if it follows from ``wds_epoch``, an index or the source of the graph; otherwise it
     raises a TypeError that says why.
@@ -201,17 +205,18 @@ class StatefulPipeline(IterableDataset[Any]):
         return self._items(run)
 
     def seek(self, position: int, *, epoch: int = 0) -> None:
-        """Makes an epoch begin at a position in its global order, and that epoch the next one.
+        """Makes `epoch` the next epoch, and lets it begin at a position in its global order.
 
-        Call it before the loader is iterated, in all ranks alike: `position` is a number of samples, from 0. It goes on
-        where another job has stopped, with any number of ranks and workers: see `position_in`.
+        The position counts the samples of all ranks, from 0. With what `position_in` returns for the state of another
+        run, this one continues there, on any number of ranks and workers. Call it before iterating over the loader,
+        with the same numbers on all ranks.
         """
         self._sought = checked_int("epoch", epoch, 0), checked_int("position", position, 0)
         self.set_epoch(epoch)
 
     @staticmethod
     def position_in(state: Any) -> tuple[int, int]:
-        """Returns the number of the epoch, and the position in it, from the state of a loader over a global order.
+        """Returns the epoch and the position, for `seek`, from the state of a loader whose graph has a global order.
 
         Raises:
             ValueError: if the state holds no position.

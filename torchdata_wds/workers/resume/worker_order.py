@@ -1,4 +1,4 @@
-"""The global order in one process of a loader that knows nothing of it, and keeps a state for each worker."""
+"""The global order under a loader that does not know of it and keeps a state for each worker."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ class WorkerOrder:
             raise ValueError(
                 f"the state is that of one of several workers, in steps of {step} samples, and cannot be resumed here "
                 f"with {self._workers} workers and steps of {self._step} samples (ranks times block). To go on with "
-                "other numbers, do not load the state into the loader: pass StatefulPipeline.position_in(state) to "
-                "seek() of a new StatefulPipeline"
+                "other numbers, do not load it: call seek(position, epoch=epoch) of a new StatefulPipeline, with "
+                "epoch, position = StatefulPipeline.position_in(state)"
             )
 
     def state(self, items: int, *, is_over: bool) -> dict[str, Any]:
@@ -66,7 +66,7 @@ class WorkerOrder:
             if self._place.ranks * self._workers > 1:
                 raise RuntimeError(
                     f"a state cannot be taken in the middle of a block of {point.block} samples, after {rest} of them: "
-                    "take it after whole batches, and pass block= of load_in_order the batch size"
+                    "take it after whole batches, with block= of load_in_order equal to the batch size"
                 )
             position += rest
         position = total if is_over else min(position, total)

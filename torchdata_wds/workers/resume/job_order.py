@@ -51,7 +51,7 @@ class OrderedStreams(Streams):
         """Returns how many items, including those left out, the workers had passed when `items` had come."""
         taken = super().taken_for(items)
         counts, order = self.turns.at(taken)
-        # A handler ended the stream of worker 1 of 3 before item 7: after items 0 to 6, 8 and 9, the next one is item 11.
+        # A handler ended worker 1 of 3 before its item 7: after items 0 to 6, 8 and 9, the next one is item 11.
         return counts[order[0]] * len(counts) + order[0] if order else taken
 
 

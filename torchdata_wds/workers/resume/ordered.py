@@ -1,9 +1,11 @@
 """Runs a graph that begins with a global order: its state is a position, from which any grid of consumers resumes.
 
 With B samples in an item, R ranks and W workers, item i of a rank takes positions base + (i * R + rank) * B onward, and
-worker i % W makes it. So once each rank has delivered i items, all positions before base + i * R * B are done. A skipped
-sample must not move those after it: the source ends when the samples of an item are used up, so that ``batch`` yields
-what it has, and the graph is iterated anew for the next item. If nothing is left of an item, a `Gap` takes its place.
+worker i % W makes it. So once each rank has delivered i items, all positions before base + i * R * B are done.
+
+A skipped sample must not move those after it: the source ends when the samples of an item are used up, so that
+``batch`` yields what it has, and the graph is iterated anew for the next item. If nothing is left of an item, a `Gap`
+takes its place.
 """
 
 from __future__ import annotations

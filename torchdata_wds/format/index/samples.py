@@ -236,7 +236,19 @@ class SampleReader:
         else:
             data = self.ranges.read(entry.url, start, stop, entry.version)
             options = ReadOptions(shard=shown, offset=start, reopen=self._reopen(entry), require_end_marker=False)
-            found = self._grouped(read_marked_members(io.BytesIO(data), entry.url, options, Counter()), shown)
+            try:
+                found = self._grouped(read_marked_members(io.BytesIO(data), entry.url, options, Counter()), shown)
+            except ShardFormatError as error:
+                if error.kind != "damage" or isinstance(error, ChangedShardError):
+                    raise
+                # Bytes in the middle of a shard are no archive if they are not what the index says.
+                raise ChangedShardError(
+                    f"sample {number:,} of shard {shown} is not at bytes {start:,} to {stop:,}, where its index says "
+                    f"it is: {error}. The shard is damaged there, or has changed since. {_CURE}",
+                    shard=shown,
+                    kind="index",
+                    offset=start,
+                ) from error
         wanted = None if piece.checks is None else piece.checks[place]
         if len(found) == 1 and wanted in (None, key_check(found[0]["__key__"]) & _CHECK):
             return found[0]

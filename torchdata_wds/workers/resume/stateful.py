@@ -282,18 +282,8 @@ class StatefulPipeline(IterableDataset[Any]):
         ranks, rank, workers, worker = self._place = place
         order = find_order(self.pipe)
         self._order = None if order is None else WorkerOrder(order, place)
-        shards = signatures.describe_shards(self.pipe)
-        # Workers keep a state each: all of them together describe as much as one would alone.
-        shards["contents"] = [found[worker :: max(workers, 1)] for found in shards["contents"]]
-        self._signature = {
-            "num_workers": workers,
-            "worker": worker,
-            "ranks": ranks,
-            "rank": rank,
-            "seed": self.seed,
-            "stages": signatures.graph_signature(self.pipe),
-            **shards,
-        }
+        if order is None:
+            self._signature = self._describe(place)
         divide(self.pipe, Place(ranks, rank), SHARDING_PRIORITIES.DISTRIBUTED)
         divide(self.pipe, Place(max(workers, 1), worker), SHARDING_PRIORITIES.MULTIPROCESSING)
         epochs = find_chain(self.pipe).epochs
@@ -302,6 +292,21 @@ class StatefulPipeline(IterableDataset[Any]):
         self._run = LocalIterDataPipe(self.pipe, worker=worker, keeps_apart=not workers)
         self._run.streams = Streams(1, continues=bool(epochs))
         return self._run
+
+    def _describe(self, place: Grid) -> signatures.Signature:
+        """Describes the graph and the shards, which a state must fit."""
+        shards = signatures.describe_shards(self.pipe)
+        # Workers keep a state each: all of them together describe as much as one would alone.
+        shards["contents"] = [found[place.worker :: max(place.workers, 1)] for found in shards["contents"]]
+        return {
+            "num_workers": place.workers,
+            "worker": place.worker,
+            "ranks": place.ranks,
+            "rank": place.rank,
+            "seed": self.seed,
+            "stages": signatures.graph_signature(self.pipe),
+            **shards,
+        }
 
     def _seeds(self, epoch: int) -> Seeds:
         assert self._place is not None

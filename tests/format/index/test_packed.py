@@ -10,9 +10,12 @@ import sys
 import threading
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.kits.processes import in_child, open_files
 from tests.kits.servers import serve_folder
@@ -360,6 +363,51 @@ def test_shards_with_and_without_keys_can_be_mixed(tmp_path: Path) -> None:
     assert loaded.select(["b.tar"]).has_keys
     assert loaded.select(["b.tar"]).find("0/4") == []
     assert with_keys.has_keys
+
+
+KEYS = st.lists(st.sampled_from("abcdefgh") | st.text(min_size=1, max_size=3), max_size=12)
+
+
+@given(data=st.data(), shards=st.lists(KEYS, max_size=6))
+@settings(max_examples=60, deadline=None)
+def test_any_selection_is_what_a_list_would_give(data: st.DataObject, shards: list[list[str]]) -> None:
+    """Selections of selections, saved and loaded again, or pickled: numbers, keys and places are those of the lists."""
+    table = {f"d/{number}.tar": keys for number, keys in enumerate(shards)}
+    index = DatasetIndex.of(
+        (
+            url,
+            ShardColumns(
+                url, places(keys), np.array([key_check(key) for key in keys], np.uint64), 1 << 20, None, KEYED
+            ),
+        )
+        for url, keys in table.items()
+    )
+    urls = list(table)
+    for _ in range(data.draw(st.integers(0, 3))):
+        urls = data.draw(st.lists(st.sampled_from(urls), max_size=8)) if urls else []
+        index = index.select(urls)
+        way = data.draw(st.sampled_from(["as it is", "pickled", "saved"]))
+        if way == "pickled":
+            index = pickle.loads(pickle.dumps(index))
+        elif way == "saved":
+            index.save("memory://any/index")
+            index = DatasetIndex.load("memory://any/index")
+    listed = [key for url in urls for key in table[url]]
+    assert len(index) == len(listed)
+    assert [shard.url for shard in index.shards] == urls
+    assert index.bounds.tolist() == [0, *np.cumsum([len(table[url]) for url in urls]).tolist()]
+    for key in {*listed, "absent"}:
+        assert index.find(key) == [number for number, other in enumerate(listed) if other == key]
+    for shard, url in enumerate(urls):
+        offsets, checks = index.rows(shard, 0, len(table[url]))
+        assert offsets.tolist() == places(table[url]).tolist()
+        assert checks is not None
+        assert checks.tolist() == [key_check(key) & 0xFFFFFFFF for key in table[url]]
+
+
+def places(keys: list[str]) -> np.ndarray[Any, Any]:
+    """Where samples lie that are as long as their keys say."""
+    return np.concatenate(([0], np.cumsum([512 * (1 + len(key)) for key in keys]))).astype(np.uint64)
 
 
 # -------------------------------------------------------------------------------------------------------- many samples

@@ -1,0 +1,132 @@
+"""A job in an order, on real ranks and workers, that goes on with others."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.kits import order_kit
+from tests.kits.framework_kit import RankServer
+from tests.kits.order_kit import SEED, Grid, Shards, by_position, drawn, flat, key_of, sent
+from tests.kits.workers_kit import FRONTS, loader_of, resumed_loader
+from torchdata_wds import WdsLoader
+
+SIZES = (9, 0, 14, 3, 21, 6, 30)
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Shards:
+    return order_kit.shards_in(tmp_path_factory.mktemp("ranks"), SIZES)
+
+
+# --------------------------------------------------------------------------------------------------------- real workers
+@pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("front", FRONTS)
+def test_real_workers_follow_the_order(shards: Shards, front: str, context: str) -> None:
+    """With random functions, in all epochs, and after a resume in workers of another number."""
+    pipe = shards.pipe(run=4).map(drawn).batch(5)
+    alone = loader_of(pipe, 0, front="loader", seed=SEED)
+    epochs = [list(alone) for _ in range(3)]
+    assert [key for key, *_ in flat(epochs[0])] == shards.order(run=4)
+    loader = loader_of(pipe, 2, front=front, seed=SEED, multiprocessing_context=context)
+    assert list(loader) == epochs[0]
+    iterator = iter(loader)
+    assert [next(iterator) for _ in range(5)] == epochs[1][:5]
+    other = resumed_loader(loader.state_dict(), pipe, 1, front=front, seed=SEED, multiprocessing_context=context)
+    assert list(other) == list(iterator) == epochs[1][5:]
+    assert list(other) == epochs[2]
+    loader.shutdown()
+    other.shutdown()
+
+
+def test_real_workers_skip_whole_batches(shards: Shards) -> None:
+    """And positions count them."""
+    order = shards.order(run=4)
+    pipe = shards.pipe(run=4).wds_map(with_even_number)
+    kept = [key for key in order if int(key[-5:]) % 2 == 0]
+    with WdsLoader(pipe.map(key_of), 2, seed=SEED) as loader, WdsLoader(pipe.map(key_of).batch(3), 2) as other:
+        iterator = iter(loader)
+        for key in kept[:7]:
+            assert next(iterator) == key
+            assert loader.position == order.index(key) + 1
+        other.load_state_dict(sent(loader.state_dict()))
+        assert list(iterator) == kept[7:] == flat(other)
+
+
+def with_even_number(sample: dict[str, Any]) -> Any:
+    return sample if int(sample["__key__"][-5:]) % 2 == 0 else None
+
+
+# ----------------------------------------------------------------------------------------------------------- gloo ranks
+#: Trains for some steps, or to the end of the epoch and one more, and saves the state in rank 0 alone.
+SCRIPT = """
+import json, sys
+from pathlib import Path
+import torch.distributed as dist
+from tests.kits.order_kit import drawn
+from tests.kits.workers_kit import FRONTS
+from torch.utils.data.datapipes.iter import IterableWrapper
+from torchdata_wds import WdsLoader
+
+if __name__ == "__main__":
+    workers, batch, steps, *urls = map(json.loads, sys.argv[1:])
+    if "RANK" in __import__("os").environ:
+        dist.init_process_group("gloo")
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    pipe = IterableWrapper(urls).load_in_order(run=3, index_dir="index").map(drawn).batch(batch)
+    with WdsLoader(pipe, workers) as loader:
+        if Path("state.json").exists():
+            loader.load_state_dict(json.loads(Path("state.json").read_text()))
+        trained = []
+        for items in loader:
+            trained.append(items)
+            if len(trained) == steps:
+                break
+        state = loader.state_dict()
+        epochs = [trained] if steps else [trained, list(loader)]
+    if dist.is_initialized():
+        states = [None] * dist.get_world_size()
+        dist.all_gather_object(states, state)
+        assert all(other == state for other in states), states
+        dist.barrier()
+    Path(f"trained-{rank}.json").write_text(json.dumps(epochs))
+    if rank == 0:
+        Path("state.json").write_text(json.dumps(state))
+"""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RankServer]:
+    with RankServer() as server:
+        yield server
+
+
+def trained_by(server: RankServer, folder: Path, grid: Grid, steps: int | None, urls: list[str]) -> list[list[Any]]:
+    """The samples that a job of such ranks trains on in each of its epochs, by position."""
+    arguments = [json.dumps(value) for value in (grid.workers, grid.batch, steps, *urls)]
+    done = server.launch(SCRIPT, folder, *arguments, world=grid.ranks, seconds=90)
+    assert [rank.returncode for rank in done] == [0] * grid.ranks, [rank.stderr for rank in done]
+    ranks = [json.loads((folder / f"trained-{rank}.json").read_text()) for rank in range(grid.ranks)]
+    return [[tuple(row) for row in flat(by_position(epochs))] for epochs in zip(*ranks, strict=True)]
+
+
+@pytest.mark.slow
+def test_job_goes_on_with_other_ranks_and_workers(shards: Shards, tmp_path: Path, server: RankServer) -> None:
+    """2 ranks x 2 workers stop in mid-epoch and go on as 3 x 1, then 1 x 4: together they are the unbroken run."""
+    trained = []
+    for grid, steps in ((Grid(2, 2, 4), 3), (Grid(3, 1, 5), 2), (Grid(1, 4, 3), None)):
+        (found, *later) = trained_by(server, tmp_path, grid, steps, shards.urls)
+        trained += found
+        if steps:
+            state = json.loads((tmp_path / "state.json").read_text())
+            assert len((tmp_path / "state.json").read_bytes()) < 300
+            assert state["position"] == len(trained)
+    order = shards.order(run=3, seed=state["seed"])
+    assert [key for key, *_ in trained] == order
+    unbroken = WdsLoader(shards.pipe(run=3).map(drawn), 0, seed=state["seed"])
+    assert trained == list(unbroken)
+    assert later == [list(unbroken)]

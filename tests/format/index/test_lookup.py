@@ -187,24 +187,27 @@ def test_auto_scans_shards_whose_index_does_not_fit(
     assert caught.value.kind == "index"
 
 
-def test_copied_shard_is_hashed_if_its_index_has_the_digest(tmp_path: Path, scanned: list[str]) -> None:
-    """Copying changes the time and not the bytes; bytes that changed are found out."""
+def test_copied_shard_is_hashed_if_its_index_must_be_used_and_has_the_digest(
+    tmp_path: Path, scanned: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Copying changes the time and not the bytes; bytes that changed are found out. A scan costs less than a hash."""
     url = str(tmp_path / "x.tar")
     with TarWriter(url, index=True) as writer:
         writer.write({"__key__": "a", "txt": "text"})
     touch(url)
-    for source in (True, "auto"):
+    for source, scans in ((True, []), (True, []), ("auto", [url])):
         index = find_index([url], source)
         assert index.shards[0].version is not None
         assert index.shards[0].version.tag == "mtime-1"
-    assert scanned == []
+        assert scanned == scans
+    assert caplog.text.count("Run `wds index` on such shards") == 1
     data = bytearray(Path(url).read_bytes())
     data[512] ^= 1
     Path(url).write_bytes(data)
     with pytest.raises(ChangedShardError, match="another version"):
         find_index([url], True)
     find_index([url])
-    assert scanned == [url]
+    assert scanned == [url, url]
 
 
 def test_index_made_again_is_noticed(urls: list[str]) -> None:

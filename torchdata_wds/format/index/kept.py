@@ -99,9 +99,9 @@ class KeptIndexes:
             yield
 
     def _open(self, kind: str, name: str) -> PackedIndex | None:
-        if self.folder is None:
+        if (folder := self.folder) is None:
             return None
-        path = self.folder / kind / f"{name}{_PACK}"
+        path = folder / kind / f"{name}{_PACK}"
         try:
             packed = PackedIndex(FileStore(str(path), str(path)))
         except (ShardFormatError, ShardOpenError):  # it is made again
@@ -111,9 +111,9 @@ class KeptIndexes:
         return packed
 
     def _write(self, kind: str, name: str, data: bytes | bytearray, *, sync: bool) -> None:
-        if self.folder is None:
+        if (folder := self.folder) is None:  # which a thread that cannot write sets
             return
-        path = self.folder / kind / f"{name}{_PACK}"
+        path = folder / kind / f"{name}{_PACK}"
         part = path.with_name(f"{name}.{os.getpid()}-{secrets.token_hex(4)}.part")
         try:
             with part.open("xb") as file:

@@ -39,6 +39,7 @@ Result = TypeVar("Result")
 Keys = Literal["first_dot", "last_dot"]
 _THREADS = 16
 _PATIENCE = 1.0  # seconds
+_SCANS = 1  # a number to raise when scans find other samples than before, which makes all that is kept void
 _CURE = "Make it again with index_shard or `wds index`"
 
 
@@ -310,8 +311,15 @@ def _fit(index: ShardIndex, place: str, shard: _Shard, wanted: Wanted) -> None:
         return
     if header.bytes is not None:
         then = StoredVersion(header.bytes, header.tag or "")
-        if (difference := then.difference(version)) and not has_digest(shard.url, then, header.sha256, wanted.options):
-            raise unfit(ChangedShardError, f"it is of another version of the shard, which has {difference}")
+        if difference := then.difference(version):
+            # Under "auto", a scan of the headers says as much as a hash of all contents, and costs less.
+            if wanted.scans or not has_digest(shard.url, then, header.sha256, wanted.options):
+                raise unfit(ChangedShardError, f"it is of another version of the shard, which has {difference}")
+            warn_once(
+                "copied shards",
+                f"shard {shown} has another modification time than its index says, as after a copy; its SHA-256 is "
+                "that in the index. Run `wds index` on such shards, or each first use hashes them",
+            )
     index.header = header._replace(bytes=version.size, tag=version.tag or None)
 
 
@@ -325,7 +333,7 @@ def has_digest(url: str, then: StoredVersion, sha256: str | None, options: Stora
 
 
 def _digest(parts: Sequence[Any]) -> str:
-    return hashlib.blake2b(repr(parts).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+    return hashlib.blake2b(repr((_SCANS, parts)).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
 def _report(made: Sequence[_Found], seconds: float, kept: KeptIndexes, folder: str | None) -> None:

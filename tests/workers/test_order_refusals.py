@@ -263,3 +263,10 @@ def test_position_and_seek_need_an_order(shards: Shards) -> None:
             _ = loader.position
         with pytest.raises(TypeError, match=r"seek.* needs a graph that begins with load_in_order"):
             loader.seek(3)
+
+
+def test_two_orders_may_be_zipped_under_a_plain_loader(shards: Shards) -> None:
+    """Both divide their samples alike: each has its own filter, and neither divides those of the other."""
+    left, right = (shards.pipe(seed=1).map(key_of) for _ in range(2))
+    pairs = map(tuple, DataLoader(left.zip(right), None, num_workers=2))
+    assert sorted(pairs) == sorted(zip(shards.keys, shards.keys, strict=True))

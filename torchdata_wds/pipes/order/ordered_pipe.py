@@ -237,7 +237,7 @@ class OrderedPipe(HandlingPipe[dict[str, Any]]):
         """Raises if a stage divides the samples once more."""
         for root in running_pipes()[-1:]:
             for pipe in upstream(root):
-                if hasattr(type(pipe), "apply_sharding") and pipe is not self.source_datapipe:
+                if hasattr(type(pipe), "apply_sharding") and any(above is self for above in upstream(pipe)):
                     raise DivisionError(
                         f"{form_name(self)} divides its samples among workers and ranks itself, and a "
                         f"{short_name(pipe)} in the same graph divides them once more: samples would be lost.",

@@ -107,7 +107,8 @@ class JobOrder:
     @property
     def total(self) -> int:
         """How many positions an epoch has: the running one, else the next."""
-        return (self._contents or self.pipe.contents()).total
+        self._contents = self._contents or self.pipe.contents()
+        return self._contents.total
 
     def streams(self, workers: int) -> OrderedStreams:
         """Returns the streams of the running epoch."""

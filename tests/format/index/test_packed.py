@@ -50,7 +50,7 @@ def path(tmp_path: Path) -> Path:
 def test_every_cut_file_is_refused_when_it_is_opened(path: Path) -> None:
     """And one with bytes after its end."""
     data = path.read_bytes()
-    for size in [*range(130), *range(130, len(data), 97), len(data) - 1]:
+    for size in [*range(0, 130, 7), 128, *range(130, len(data), 311), len(data) - 1]:
         path.write_bytes(data[:size])
         with pytest.raises(ShardFormatError, match=r"cut off|not a packed index"):
             DatasetIndex.load(path)
@@ -63,7 +63,7 @@ def test_damage_in_header_or_table_is_found_when_it_is_opened(path: Path) -> Non
     """Every bit of it: a check covers them."""
     data = path.read_bytes()
     table = len(data) - (404 * 8 + 400 * (8 + 4 + 4))
-    for byte in range(0, table, 3):
+    for byte in range(0, table, 7):
         damaged = bytearray(data)
         damaged[byte] ^= 1 << byte % 8
         path.write_bytes(damaged)
@@ -78,7 +78,7 @@ def test_damage_in_rows_is_found_where_they_are_checked(path: Path) -> None:
     index.verify()
     rows = 404 * 8 + 400 * (8 + 4 + 4)
     rng = random.Random(0)
-    for byte in [len(data) - rows, len(data) - 1, *rng.sample(range(len(data) - rows, len(data)), 60)]:
+    for byte in [len(data) - rows, len(data) - 1, *rng.sample(range(len(data) - rows, len(data)), 30)]:
         damaged = bytearray(data)
         damaged[byte] ^= 0x40
         path.write_bytes(damaged)
@@ -369,7 +369,7 @@ KEYS = st.lists(st.sampled_from("abcdefgh") | st.text(min_size=1, max_size=3), m
 
 
 @given(data=st.data(), shards=st.lists(KEYS, max_size=6))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_any_selection_is_what_a_list_would_give(data: st.DataObject, shards: list[list[str]]) -> None:
     """Selections of selections, saved and loaded again, or pickled: numbers, keys and places are those of the lists."""
     table = {f"d/{number}.tar": keys for number, keys in enumerate(shards)}

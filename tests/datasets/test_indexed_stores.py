@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from tests.kits.fault_server import Fault, Site, serve_site
+from tests.kits.s3_server import s3_server
 from tests.kits.shards import keys_of, tar_bytes, text_keys, text_samples
 from torchdata_wds import IndexedShards, ShardFormatError, index_shard
 
@@ -162,3 +163,23 @@ def test_commands_are_copied_in_a_cache(tmp_path: Path) -> None:
     (tmp_path / "x.tar").unlink()
     assert data.key_of(3) == "a00003"
     data.close()
+
+
+@pytest.mark.slow
+def test_s3_is_read_by_ranges() -> None:
+    """One request for neighbours, others at once; an object that is replaced raises."""
+    with s3_server() as server:
+        for number, size in enumerate(SIZES):
+            server.put(f"bucket/{number}.tar", tar_bytes(text_samples(f"s{number}-", size)))
+        data = IndexedShards("s3://bucket/*.tar", storage_options=server.options)
+        keys = [*text_keys([6]), *text_keys([0, 0, 9])]
+        assert keys_of(data) == keys
+        server.asked.clear()
+        assert keys_of(data.__getitems__([7, 6, 8, 2])) == [keys[number] for number in (7, 6, 8, 2)]
+        assert len(server.gets()) == 2
+        assert all(asked.range.startswith("bytes=") for asked in server.gets())
+        loader = DataLoader(data, 4, num_workers=2, multiprocessing_context="spawn", collate_fn=as_list)
+        assert keys_of(sample for batch in loader for sample in batch) == keys
+        server.put("bucket/2.tar", tar_bytes(text_samples("s2-", 9))[:-512])
+        with pytest.raises(ShardFormatError, match=r"2\.tar"):
+            data[6]

@@ -288,15 +288,17 @@ def test_decode_takes_what_wds_decode_takes(tmp_path: Path) -> None:
     assert both[:1][0]["json"] == {"number": 0}
 
 
-def test_nothing_happens_before_the_first_use(tmp_path: Path) -> None:
-    """The shards may come later; errors of the data come then."""
-    data = IndexedShards(tmp_path / "later.tar")
+def test_shards_are_listed_at_once(tmp_path: Path) -> None:
+    """Shards that come later are of no data set that is there; errors of the list come from the constructor."""
     with pytest.raises(ShardOpenError, match=r"later\.tar"):
-        len(data)
-    write_tar(tmp_path / "later.tar", sample_members("a", txt=b"A"))
-    assert len(data) == 1
+        IndexedShards(tmp_path / "later.tar")
     with pytest.raises(ShardListError, match="no shard matches"):
-        len(IndexedShards(tmp_path / "*.tgz"))
+        IndexedShards(tmp_path / "*.tgz")
+    write_tar(tmp_path / "a.tar", sample_members("a", txt=b"A"))
+    data = IndexedShards(tmp_path / "*.tar")
+    write_tar(tmp_path / "A.tar", sample_members("b", txt=b"B"))
+    assert keys_of(data) == keys_of(pickle.loads(pickle.dumps(data))) == ["a"]
+    assert keys_of(IndexedShards(tmp_path / "*.tar")) == ["b", "a"]
 
 
 @pytest.mark.parametrize(
@@ -320,14 +322,17 @@ def test_wrong_options_raise_at_once(options: dict[str, Any], error: type[Except
         IndexedShards("x.tar", **options)
 
 
-def test_repr_is_the_call_without_secrets(urls: list[str]) -> None:
-    """Part by part, without listing or reading anything."""
-    data = IndexedShards("s3://key:word@b/{0..9}.tar", fields="jpg", storage_options={"s3": {"secret": "hidden"}})
+def test_repr_is_the_call_without_secrets(urls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Part by part."""
+    monkeypatch.chdir(Path(urls[0]).parent)
+    options = {"s3": {"secret": "hidden"}}
+    data = IndexedShards("s3://key:word@b/shard-{000000..000004}.tar", storage_options=options, rewrite="s3://.*/=./")
     assert "word" not in repr(data)
     assert "hidden" not in repr(data)
-    assert repr(IndexedShards("{0..9}.tar", fields="jpg")) == "IndexedShards('{0..9}.tar', fields='jpg')"
-    assert repr(IndexedShards(urls[0])[1:9:2]).endswith(".tar')[1:4:2]")
-    assert "torch" in repr(IndexedShards("x.tar", decode=[upper, "torch"]))
+    data = IndexedShards("shard-00000{0..4}.tar", fields="txt")
+    assert repr(data) == "IndexedShards('shard-00000{0..4}.tar', fields='txt')"
+    assert repr(data[1:9:2]) == "IndexedShards('shard-00000{0..4}.tar', fields='txt')[1:9:2]"
+    assert "torch" in repr(IndexedShards(urls, decode=[upper, "torch"]))
 
 
 # ------------------------------------------------------------------------------------------------------ torch's loaders

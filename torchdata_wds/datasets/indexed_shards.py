@@ -34,8 +34,9 @@ class IndexedShards(MapDataPipe[Sample]):
     """Reads any sample of tar shards by its number or key: a map-style data set.
 
     Samples are numbered from 0 over the shards in listed order, and equal those of
-    ``.list_shards().load_wds_shards().group_by_key()``. Nothing is read before the first use. The index and the open
-    files take bounded memory; a batch is fetched at once, with one read for neighbours and parallel requests to stores.
+    ``.list_shards().load_wds_shards().group_by_key()``. The shards are listed and their index is opened at once, so
+    that numbers mean the same in all workers; the shards themselves are opened when they are read. A batch is fetched
+    at once, with one read for neighbours and parallel requests to stores.
     It works with torch's samplers, ``DataLoader``, ``random_split`` and the map-style ``.map``, ``.batch`` and
     ``.shuffle``, is safe under fork and spawn, and can be pickled. Each sample is compared with the index: if its shard
     has changed, that is an error, and never another sample.
@@ -56,7 +57,7 @@ class IndexedShards(MapDataPipe[Sample]):
         storage_options, rewrite: As in ``list_shards``.
 
     Raises:
-        ShardListError: at first use, if no shard matches, or the index lacks one.
+        ShardListError: if no shard matches, or the index lacks one.
         ShardFormatError: for a sample that is not as the index says, or in a compressed shard.
         ShardOpenError: for a shard that cannot be read.
 
@@ -113,10 +114,10 @@ class IndexedShards(MapDataPipe[Sample]):
             max_open=max_open,
             rules={"lowercase": lowercase, "fields": fields},
         )
-        self._part: range | None = None  # which samples of the shards these are; None for all
+        self._numbers = range(len(self._opened.index))  # which samples of the shards these are
 
     def __len__(self) -> int:
-        return len(self._numbers())
+        return len(self._numbers)
 
     @overload
     def __getitem__(self, item: SupportsIndex | str) -> Sample: ...
@@ -143,12 +144,12 @@ class IndexedShards(MapDataPipe[Sample]):
 
     def __getitems__(self, numbers: Sequence[SupportsIndex]) -> list[Sample]:
         """Returns the samples with these numbers, in this order; repeated numbers give equal samples."""
-        whole = self._numbers()
+        whole = self._numbers
         return list(map(self._decoded, self._opened.read([_pick(whole, number) for number in numbers])))
 
     def __iter__(self) -> Iterator[Sample]:
         """Yields all samples in order; few at a time are in memory."""
-        whole = self._numbers()
+        whole = self._numbers
         for begin in range(0, len(whole), _NEIGHBOURS):
             for sample in self._opened.read(whole[begin : begin + _NEIGHBOURS]):
                 yield self._decoded(sample)
@@ -162,11 +163,11 @@ class IndexedShards(MapDataPipe[Sample]):
         Raises:
             ShardFormatError: if the index has no keys, as that of another program.
         """
-        return [self._numbers().index(number) for number, _ in self._matches(key)]
+        return [self._numbers.index(number) for number, _ in self._matches(key)]
 
     def key_of(self, number: SupportsIndex) -> str:
         """Returns the key of the sample with a number; reads the sample."""
-        key: str = self._opened.read([_pick(self._numbers(), number)])[0]["__key__"]
+        key: str = self._opened.read([_pick(self._numbers, number)])[0]["__key__"]
         return key
 
     def close(self) -> None:
@@ -180,17 +181,15 @@ class IndexedShards(MapDataPipe[Sample]):
         self.close()
 
     def __repr__(self) -> str:
-        part = self._part
-        steps = "" if part is None else f"[{part.start}:{part.stop}" + f":{part.step}" * (part.step != 1) + "]"
-        return stage_text(self) + steps if self.repr_hook is None else super().__repr__()
-
-    def _numbers(self) -> range:  # not a property, where torch would hide an AttributeError
-        """The numbers of the samples among those of all shards."""
-        return range(len(self._opened.index)) if self._part is None else self._part
+        if self.repr_hook is not None:
+            return super().__repr__()
+        start, stop, step = self._numbers.start, self._numbers.stop, self._numbers.step
+        is_whole = (start, stop, step) == (0, len(self._opened.index), 1)
+        return stage_text(self) + ("" if is_whole else f"[{start}:{stop}" + f":{step}" * (step != 1) + "]")
 
     def _slice(self, item: slice) -> IndexedShards:
         part = copy.copy(self)
-        part._part = self._numbers()[item]
+        part._numbers = self._numbers[item]
         return part
 
     def _decoded(self, sample: Sample) -> Sample:
@@ -198,7 +197,7 @@ class IndexedShards(MapDataPipe[Sample]):
 
     def _matches(self, key: str) -> list[tuple[int, Sample]]:
         """Returns the samples with a key and their numbers in the shards; the index knows only hashes of keys."""
-        whole = self._numbers()
+        whole = self._numbers
         numbers = [number for number in self._opened.index.find(key) if number in whole]
         samples = self._opened.read(numbers)
         return [(number, sample) for number, sample in zip(numbers, samples, strict=True) if sample["__key__"] == key]
@@ -208,7 +207,7 @@ class IndexedShards(MapDataPipe[Sample]):
         if not matches:
             raise KeyError(f"no sample has the key {key!r}; a key has the folders of its members and no extension")
         if len(matches) > 1:
-            whole = self._numbers()
+            whole = self._numbers
             shown = ", ".join(f"{whole.index(number)} (in {mask_url(sample['__url__'])})" for number, sample in matches)
             what = f"{len(matches)} samples have the key {key!r}: number {shown}. Choose one by its number"
             raise ReappearingKeyError(f"{what}: find({key!r}) lists them", key=key)

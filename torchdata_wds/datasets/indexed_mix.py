@@ -81,9 +81,9 @@ class IndexedMixIterDataPipe(OrderedPipe):
 
     def contents(self) -> Contents:
         """Opens the indexes of the sets."""
-        indexes = tuple(one._opened.reader.index for one in self.sets.value)
+        indexes = tuple(one._opened.index for one in self.sets.value)
         total = self._order([len(one) for one in self.sets.value], 0, 0).length
-        parts = [(one._opened.reader.index.digest, one._numbers()) for one in self.sets.value]
+        parts = [(one._opened.index.digest, one._numbers) for one in self.sets.value]
         described = repr((parts, self.weights, total, self.run if self._shuffle else 0))
         return Contents(indexes, total, hashlib.blake2b(described.encode(), digest_size=8).hexdigest())
 
@@ -92,7 +92,7 @@ class IndexedMixIterDataPipe(OrderedPipe):
         return MixedOrder(totals, self.weights, seed=seed, epoch=epoch, **options)  # type: ignore[arg-type]
 
     def _lookup(self, contents: Contents, seed: int, epoch: int) -> Lookup:  # noqa: ARG002
-        numbers = [one._numbers() for one in self.sets.value]
+        numbers = [one._numbers for one in self.sets.value]
         order = self._order(list(map(len, numbers)), seed, epoch)
         begins = np.array([found.start for found in numbers])
         steps = np.array([found.step for found in numbers])

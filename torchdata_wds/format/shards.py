@@ -184,7 +184,7 @@ class ShardFile(Unique):
             self._target.commit()
             if self._index is not None and self._rows is not None:
                 name, compressed = shard_name(self.url), self._compressor is not None
-                tag = None if self._target.version is None else self._target.version.tag
+                tag = None if self._target.version is None else self._target.version.tag or None
                 about = (end, compressed, info.bytes, info.sha256, tag)
                 header = IndexHeader(name, "first_dot", len(self._rows), *about, special=())
                 self._index.write(ShardIndex(header, self._rows).dump())

@@ -112,7 +112,11 @@ def test_s3_shards_are_indexed_once_and_again_when_they_change(
     for url in urls:
         torchdata_wds.index_shard(url, **options)
     assert find_index(urls, True, **options) == second
-    server.put("data/once/1.tar", tar_bytes(text_samples("u", 2)))
+    with torchdata_wds.TarWriter(urls[1], index=True, overwrite=True, **options) as writer:
+        writer.write({"__key__": "w", "txt": "x"})
+    assert find_index(urls, True, **options).find("w") == [2]
+    with open_shard(urls[1], **options) as stream:
+        server.put("data/once/1.tar", stream.read().replace(b"w.txt", b"v.txt"))
     with pytest.raises(ChangedShardError, match="the ETag"):
         find_index(urls, True, **options)
 

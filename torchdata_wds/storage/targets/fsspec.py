@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from torchdata_wds.errors import Advice, ShardOpenError
+from torchdata_wds.storage.byte_streams import StoredVersion
 from torchdata_wds.storage.locks import LockedFile
 from torchdata_wds.storage.places import Place
 from torchdata_wds.storage.retrying import attempt, error_words
 from torchdata_wds.storage.secrets.masking import masked_cause
-from torchdata_wds.storage.sources.fsspec import connect
+from torchdata_wds.storage.sources.fsspec import connect, tag_of
 from torchdata_wds.storage.targets.base import REPLACE_OR_RENAME, FileTarget, cannot_write
 
 logger = logging.getLogger(__name__)
@@ -74,19 +75,23 @@ class RemoteTarget(FileTarget):
             with contextlib.suppress(Exception):
                 self._filesystem.makedirs(parent, exist_ok=True)
         self._filesystem.put_file(local, self._path)
-        size = None
+        details: dict[str, Any] = {}
         try:
-            size = self._filesystem.info(self._path).get("size")
+            details = self._filesystem.info(self._path)
         except FileNotFoundError as error:
             raise OSError("it is not there after the upload") from error
         except Exception as error:  # noqa: BLE001 - client libraries raise anything
             # Permission to write does not imply permission to stat, and the store has reported success.
             logger.info("the size of an uploaded shard cannot be checked: %s", error_words(error))
-        if isinstance(size, int) and size != self._position:
+        size = details.get("size")
+        if not isinstance(size, int):
+            return
+        if size != self._position:
             # Half a shard under its final name would pass for a complete one.
             with contextlib.suppress(Exception):
                 self._filesystem.rm_file(self._path)
             raise OSError(f"expected {self._position:,} bytes in the store after the upload, found {size:,}")
+        self.version = StoredVersion(size, "" if "::" in self.url else tag_of(details))
 
     def _release(self, *, owned: bool) -> None:
         super()._release(owned=owned)

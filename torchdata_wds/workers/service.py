@@ -66,7 +66,8 @@ class WorkersReadingService(CheckpointableReadingServiceInterface):  # type: ign
     ``DataLoader2.state_dict()`` and ``from_state`` resume in the middle of an epoch, with the remaining items and, if
     there is a seed, the same later epochs. Earlier items are skipped if ``group_by_key`` is followed only by batches,
     ``wds_shuffle``, ``wds_epoch`` and stages that yield one item for each; otherwise they are made again and dropped,
-    and a warning says why.
+    and a warning says why. If the graph begins with ``load_in_order``, a state resumes on any number of workers and
+    ranks.
 
     An exception in a worker is raised in the main process with its type and attributes, and the text of its traceback
     as its cause. If a worker dies, a RuntimeError names it. If the main process dies, so do the workers. Workers ignore

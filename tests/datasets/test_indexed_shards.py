@@ -4,6 +4,7 @@ import copy
 import pickle
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -467,6 +468,27 @@ def test_pickles_hold_nothing_open(urls: list[str], is_opened: bool) -> None:
     part = pickle.loads(pickle.dumps(data[4:9]))
     assert list(part) == list(data[4:9])
     assert len(pickle.dumps(data)) < 20_000
+
+
+def test_lambdas_are_named_where_workers_are_spawned(urls: list[str]) -> None:
+    """Forked workers may have them, and copies too."""
+    data = IndexedShards(urls, decode=[lambda _, data: len(data)])
+    with pytest.raises(pickle.PicklingError, match=r"IndexedShards holds a lambda \(.*test_indexed_shards\.py:\d+\)"):
+        pickle.dumps(DataLoader(data, 4).dataset)
+    batch = next(iter(DataLoader(data, 4, num_workers=1, multiprocessing_context="fork", collate_fn=as_list)))
+    assert batch[0]["cls"] == 1
+    assert copy.deepcopy(data)[0]["cls"] == 1
+
+
+def test_threads_may_share_it(urls: list[str], data: IndexedShards) -> None:
+    """Files are opened and dropped under them."""
+    expected = streamed(urls)
+    numbers = Random(0).choices(range(TOTAL), k=200)
+    small = IndexedShards(urls, max_open=1)
+    with ThreadPoolExecutor(8) as pool:
+        for shared in (data, small):
+            assert list(pool.map(shared.__getitem__, numbers)) == [expected[number] for number in numbers]
+    small.close()
 
 
 def test_forked_children_read_while_the_parent_does(urls: list[str], data: IndexedShards) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import operator
 import os
+import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, overload
 
@@ -19,6 +20,7 @@ from torchdata_wds.errors import ReappearingKeyError
 from torchdata_wds.format.samples.names import grouping_rules
 from torchdata_wds.pipes.base import Held, in_order
 from torchdata_wds.pipes.chain_text import stage_text
+from torchdata_wds.pipes.pickling import check_functions
 from torchdata_wds.storage.urls import mask_url
 
 if TYPE_CHECKING:
@@ -186,6 +188,11 @@ class IndexedShards(MapDataPipe[Sample]):
         start, stop, step = self._numbers.start, self._numbers.stop, self._numbers.step
         is_whole = (start, stop, step) == (0, len(self._opened.index), 1)
         return stage_text(self) + ("" if is_whole else f"[{start}:{stop}" + f":{step}" * (step != 1) + "]")
+
+    def __reduce_ex__(self, *args: Any) -> Any:
+        if self.reduce_ex_hook is None:  # not for a traversal of the graph
+            check_functions(self, sys._getframe(1))
+        return super().__reduce_ex__(*args)
 
     def _slice(self, item: slice) -> IndexedShards:
         part = copy.copy(self)

@@ -27,7 +27,7 @@ def sources_of(pipe: DataPipe) -> list[IterDataPipe[Any]]:
     return [source for items in values for source in items if isinstance(source, IterDataPipe)]
 
 
-def stages_of(end: IterDataPipe[Any]) -> Iterator[IterDataPipe[Any]]:
+def stages_of(end: DataPipe) -> Iterator[DataPipe]:
     """Yields a pipe and all pipes above it, each once, by `sources_of`."""
     waiting, seen = [end], set()
     while waiting:

@@ -12,6 +12,7 @@ from types import FrameType, FunctionType
 from typing import Any, Generic, TypeVar
 
 from torch.utils.data import IterDataPipe
+from torch.utils.data.graph import DataPipe
 
 from torchdata_wds.pipes.chain_text import form_name, stages_of
 
@@ -50,7 +51,7 @@ def parts_of(value: Any) -> list[Any]:
     return [value.value] if isinstance(value, Held) else []
 
 
-def check_functions(pipe: IterDataPipe[Any], caller: FrameType) -> None:
+def check_functions(pipe: DataPipe, caller: FrameType) -> None:
     """Raises a PicklingError that names the stage with a lambda or inner function, if called by plain pickle."""
     variable = _COPIERS.get((caller.f_globals.get("__name__", ""), caller.f_code.co_name))
     if variable is None:

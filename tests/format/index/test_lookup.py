@@ -34,6 +34,7 @@ from torchdata_wds.format.index.dataset import DatasetIndex
 from torchdata_wds.format.index.lookup import find_index
 from torchdata_wds.format.index.scan import scan_shard
 from torchdata_wds.format.index.sidecars import index_url, old_index_url
+from torchdata_wds.storage import StorageOptions
 
 SIZES = (3, 0, 4)
 
@@ -110,6 +111,15 @@ def test_auto_takes_lists_in_any_order_from_one_kept_file(urls: list[str], scann
     assert len(find_index([])) == 0
     assert len(scanned) == 3
     assert len(list((cache / "lists").glob("*.pack"))) == 1
+
+
+def test_digest_is_that_of_the_listed_names_where_rules_lead_elsewhere(urls: list[str]) -> None:
+    """One file under two names has two digests, whichever is kept first."""
+    options = StorageOptions(rewrite={"s3://bucket/other": urls[0].removesuffix(".tar")})
+    listed = ["s3://bucket/other.tar"]
+    assert find_index(urls[:1]).digest == expected(urls[:1]).digest
+    renamed = DatasetIndex.of([("other.tar", index_shard(urls[0], to=False))])
+    assert find_index(listed, storage_options=options).digest == renamed.digest
 
 
 def test_auto_scans_only_shards_that_are_new_or_have_changed(urls: list[str], scanned: list[str]) -> None:
@@ -267,6 +277,13 @@ def test_remote_indexes_are_used(urls: list[str], server: str, scanned: list[str
     assert scanned == []
     with pytest.raises(ShardOpenError, match="404"):
         find_index([*remote, f"{server}/no.tar"])
+
+
+def test_remote_index_is_of_a_shard_whose_name_is_quoted(server: str, tmp_path: Path) -> None:
+    """It was made where the shard lay, under its own name."""
+    shard = write_tar(tmp_path / "x y.tar", text_samples("s", 2))
+    index_shard(shard)
+    assert len(find_index([f"{server}/x%20y.tar"], True)) == 2
 
 
 def test_scans_in_threads_end_when_one_fails() -> None:

@@ -15,6 +15,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
+from urllib.parse import unquote
 
 from torchdata_wds.errors import ChangedShardError, ShardFormatError, ShardListError, ShardOpenError
 from torchdata_wds.format.index import ShardIndex, shard_name
@@ -137,7 +138,10 @@ def search_indexes(urls: Sequence[str], wanted: Wanted) -> DatasetIndex:
 
 def _list_name(wanted: Wanted, shards: Sequence[_Shard]) -> str:
     """Returns the name of a kept list: a digest of the shards, their versions, and the indexes that it is made of."""
-    parts = [(shard.name, shard.found and (digest_of(shard.places[0]), shard.found)) for shard in shards]
+    parts = [
+        (shard_name(shard.url), shard.name, shard.found and (digest_of(shard.places[0]), shard.found))
+        for shard in shards
+    ]
     return _digest([wanted.scans, wanted.folder and digest_of(wanted.folder), *parts])
 
 
@@ -303,7 +307,7 @@ def _fit(index: ShardIndex, place: str, shard: _Shard, wanted: Wanted) -> None:
         message = f"index {mask_url(place)} cannot be used for shard {shown}: {what}. {_CURE}"
         return error(message, shard=shown, kind="index")
 
-    if header.shard != shard_name(shard.url):
+    if unquote(header.shard) != unquote(shard_name(shard.url)):  # a web address may have x%20y.tar for x y.tar
         raise unfit(ShardFormatError, f"it is the index of {header.shard!r:.99}")
     if header.keys != wanted.keys:
         raise unfit(ShardFormatError, f"it was made with keys={header.keys!r}, expected {wanted.keys!r}")

@@ -95,7 +95,7 @@ def beside(shard: str | os.PathLike[str], rename: Callable[[str], str]) -> str:
 
 def local_index(shard: str) -> str | None:
     """Returns the path of the index of a local shard, given by path or ``file:`` URL; None if there is none."""
-    return next((path for path in map(local_path, index_urls(shard)) if os.path.lexists(path)), None)
+    return next((path for path in map(local_path, index_urls(shard)) if Path(path).exists()), None)
 
 
 def open_index(

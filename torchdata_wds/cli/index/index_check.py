@@ -23,7 +23,7 @@ from torchdata_wds.errors import ShardFormatError, ShardListError, ShardOpenErro
 from torchdata_wds.format.index import ShardIndex, dali_index
 from torchdata_wds.format.index.dataset import DatasetIndex
 from torchdata_wds.format.index.scan import index_shard
-from torchdata_wds.format.index.search import has_digest
+from torchdata_wds.format.index.shard_lookup import has_digest
 from torchdata_wds.format.index.sidecars import index_url
 from torchdata_wds.storage import StorageOptions, mask_url, open_shard
 from torchdata_wds.storage.byte_streams import StoredVersion

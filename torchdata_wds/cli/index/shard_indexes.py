@@ -10,7 +10,7 @@ from torchdata_wds.errors import ShardFormatError, ShardOpenError, WdsError
 from torchdata_wds.format.index import IndexHeader, ShardIndex, dali_index
 from torchdata_wds.format.index.columns import ShardColumns
 from torchdata_wds.format.index.scan import index_shard
-from torchdata_wds.format.index.search import read_existing
+from torchdata_wds.format.index.shard_lookup import read_existing
 from torchdata_wds.format.index.sidecars import make_index_folder
 from torchdata_wds.storage import mask_url, open_shard
 from torchdata_wds.storage.byte_streams import StoredVersion, stored_bytes

@@ -14,7 +14,8 @@ from torchdata_wds.format.index import ShardIndex
 from torchdata_wds.format.index.dataset import DatasetIndex
 from torchdata_wds.format.index.foreign import check_counts
 from torchdata_wds.format.index.packed import KEY_RULES, MAGIC
-from torchdata_wds.format.index.search import Keys, Wanted, search_indexes
+from torchdata_wds.format.index.search import search_indexes
+from torchdata_wds.format.index.shard_lookup import Keys, Wanted
 from torchdata_wds.format.index.url_table import UrlTable
 from torchdata_wds.storage import StorageOptions, mask_url, open_shard
 from torchdata_wds.storage.places import resolve

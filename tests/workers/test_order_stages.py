@@ -137,6 +137,30 @@ def test_position_at_the_end_of_an_epoch_is_the_next_one(shards: Shards) -> None
         assert flat(other) == shards.order(run=2, epoch=1)
 
 
+@pytest.mark.parametrize("seed", [SEED, None])
+def test_states_have_the_same_keys_at_every_moment(shards: Shards, seed: int | None) -> None:
+    """A distributed checkpoint loads only the keys that the state of a loader which has not begun has too."""
+    with WdsLoader(batches(shards), 2, seed=seed) as loader, WdsLoader(batches(shards), 0, seed=seed) as other:
+        states = [loader.state_dict()]
+        for _ in range(2):
+            iterator = iter(loader)
+            states.append(loader.state_dict())
+            next(iterator)
+            states.append(loader.state_dict())
+            list(iterator)
+            states.append(loader.state_dict())
+        loader.set_epoch(7)
+        assert {tuple(state) for state in states} == {("version", "index", "seed", "epoch", "position")}
+        assert states[0] == {"version": 2, "index": "", "seed": None, "epoch": 0, "position": 0}
+        other.load_state_dict(states[0])
+        assert sorted(flat(other)) == sorted(shards.keys)
+    with WdsLoader(batches(shards), 0, seed=SEED) as loader:
+        loader.set_epoch(7)
+        other = WdsLoader(batches(shards), 0, seed=SEED)
+        other.load_state_dict(loader.state_dict())
+        assert flat(other) == shards.order(run=2, epoch=7)
+
+
 def test_fresh_iterator_does_not_move(shards: Shards) -> None:
     """As frameworks begin one before they load a state."""
     with WdsLoader(batches(shards), 2, seed=SEED) as loader:

@@ -16,7 +16,7 @@ from torchdata_wds.workers.interrupts import interrupts_held
 from torchdata_wds.workers.ranks import RankDivision
 from torchdata_wds.workers.resume import signatures
 from torchdata_wds.workers.resume.checkpoints import Checkpoint, has_epoch, pack_runs, taken_by, unpack_streams
-from torchdata_wds.workers.resume.job_order import JobOrder, check_kind, find_order
+from torchdata_wds.workers.resume.job_order import UNSTARTED_ORDER, JobOrder, check_kind, find_order
 from torchdata_wds.workers.resume.stream import WorkerFunctions
 from torchdata_wds.workers.skips import EpochSkips
 
@@ -192,7 +192,7 @@ class Engine:
 
     def _order_checkpoint(self, order: JobOrder, delivered: int | None) -> Checkpoint:
         if order.seed is None:  # no epoch has begun
-            return Checkpoint({}, self._begun, False, None, None, None)
+            return Checkpoint({}, self._begun, False, None, None, None, UNSTARTED_ORDER)
         if self._begun != self.epoch or not self.in_epoch:
             return order.checkpoint(self._begun, 0)
         run = self.graph.runs[0]

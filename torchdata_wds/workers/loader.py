@@ -17,7 +17,7 @@ from torchdata_wds.workers import accelerate, graphs, lightning
 from torchdata_wds.workers.engine import Engine
 from torchdata_wds.workers.lengths import items_per_epoch
 from torchdata_wds.workers.resume.checkpoints import Checkpoint, OrderState
-from torchdata_wds.workers.resume.job_order import find_order
+from torchdata_wds.workers.resume.job_order import UNSTARTED_ORDER, find_order
 from torchdata_wds.workers.resume.stream import WorkerFunctions, checked_function
 from torchdata_wds.workers.running_epoch import Epoch, LoaderIterator
 
@@ -249,7 +249,8 @@ class WdsLoader(Generic[T]):
         """Returns the state of the running or last epoch."""
         engine, running = self._engine, self._running
         if engine.graph is None:
-            return Checkpoint({}, 0, False, None, None, None)
+            order = None if find_order(self.pipe) is None else UNSTARTED_ORDER
+            return Checkpoint({}, 0, False, None, None, None, order)
         if running is None:  # Ctrl-C came when an epoch began
             return engine.checkpoint(0)
         if running.is_fresh:  # the epoch before is over, and this one is the next

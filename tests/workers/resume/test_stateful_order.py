@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,6 +26,19 @@ RUN = 4
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Shards:
     return order_kit.shards_in(tmp_path_factory.mktemp("order"), (7, 0, 20, 1, 15))
+
+
+class Holder:
+    """Keeps a state under one key, as trainers do that save with torch.distributed.checkpoint."""
+
+    def __init__(self, held: Any) -> None:
+        self.held = held
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"data": self.held.state_dict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.held.load_state_dict(state_dict["data"])
 
 
 def as_it_is(item: Any) -> Any:
@@ -104,6 +118,33 @@ def test_stateful_order_goes_on_with_other_numbers(shards: Shards) -> None:
     plain = next(states_in(state))
     rest = by_position(Job(lambda batch: shards.pipe(run=RUN).map(key_of).batch(batch), Grid(batch=4), plain).epoch())
     assert begun + flat(rest) == order
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled, unavailable or uninitialized")
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_stateful_order_resumes_from_a_distributed_checkpoint(shards: Shards, tmp_path: Path, is_alone: bool) -> None:
+    """Such a checkpoint loads only the keys that the new object's state already has."""
+    from torch.distributed import checkpoint  # takes more than a second
+
+    loaders = [loader_of(shards, 0, batch=4) for _ in range(2)]
+    first, again = (Holder(loader.dataset if is_alone else loader) for loader in loaders)
+    items = iter(first.held)
+    for _ in range(3):
+        next(items)
+    checkpoint.save({"loader": first}, checkpoint_id=tmp_path)
+    checkpoint.load({"loader": again}, checkpoint_id=tmp_path)
+    assert list(again.held) == list(items)
+
+
+def test_stateful_order_begins_with_the_state_of_one_that_has_not_begun(shards: Shards) -> None:
+    """It changes nothing, not even where the next epoch is to begin."""
+    pipeline, other = (StatefulPipeline(shards.pipe(run=RUN).map(key_of), seed=order_kit.SEED) for _ in range(2))
+    pipeline.load_state_dict(other.state_dict())
+    assert list(pipeline) == shards.order(run=RUN)
+    other.seek(9, epoch=3)
+    other.load_state_dict(sent(other.state_dict()))
+    assert list(other) == shards.order(run=RUN, epoch=3)[9:]
 
 
 @pytest.mark.parametrize("workers", [0, 2])

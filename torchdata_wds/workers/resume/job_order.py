@@ -18,6 +18,9 @@ from torchdata_wds.pipes.seeds import Seeds
 from torchdata_wds.workers.resume.checkpoints import Checkpoint, OrderState, Streams
 from torchdata_wds.workers.resume.planner import is_one_to_one, is_torchdata
 
+#: The state of a loader that has not begun. It has the keys of all others, which a distributed checkpoint needs.
+UNSTARTED_ORDER = OrderState("", None, 0)
+
 _CURES = {
     "filter": "write .wds_map(f), where f returns None for a sample to leave out: its batch gets shorter, and all "
     "others stay as they are",

@@ -31,7 +31,7 @@ from torchdata_wds.workers.resume.checkpoints import (
     unpack_streams,
 )
 from torchdata_wds.workers.resume.epoch_numbers import EpochNumbers, iteration_key
-from torchdata_wds.workers.resume.job_order import find_order
+from torchdata_wds.workers.resume.job_order import UNSTARTED_ORDER, find_order
 from torchdata_wds.workers.resume.planner import find_chain
 from torchdata_wds.workers.resume.worker_order import WorkerOrder, count_items, states_in
 from torchdata_wds.workers.sample_counts import unknown_length
@@ -251,7 +251,8 @@ class StatefulPipeline(IterableDataset[Any]):
         """Returns the state of the stream in this process; raises a RuntimeError if its position is unknown."""
         run = self._run
         if run is None:
-            return UNSTARTED.copy() if self._restored is None else self._restored
+            unstarted = UNSTARTED if find_order(self.pipe) is None else UNSTARTED_ORDER.to_plain(0)
+            return unstarted.copy() if self._restored is None else self._restored
         if self._order is not None:
             return self._order.state(run.streams.taken, is_over=self._is_over)
         run.wait_for_facts()
@@ -272,7 +273,7 @@ class StatefulPipeline(IterableDataset[Any]):
 
         The iteration raises a ValueError if the state belongs to another graph, rank or worker.
         """
-        is_start = state_dict in ({}, UNSTARTED)
+        is_start = state_dict in ({}, UNSTARTED, UNSTARTED_ORDER.to_plain(0))
         if not is_start:
             Checkpoint.from_plain(state_dict)
         self._restored = None if is_start else state_dict

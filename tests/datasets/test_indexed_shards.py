@@ -206,7 +206,7 @@ def test_a_key_in_several_shards_is_an_error_that_says_how_to_choose(tmp_path: P
         write_tar(tmp_path / name, [*sample_members("one", txt=name.encode()), *sample_members(name[0], txt=b"")])
     data = IndexedShards(str(tmp_path / "{a,b}.tar"))
     assert data.find("one") == [0, 2]
-    with pytest.raises(ReappearingKeyError, match=r"2 samples have the key 'one': number 0 \(in .*a.tar\), 2 \(in "):
+    with pytest.raises(ReappearingKeyError, match=r"the numbers 0 \(in .*a.tar\), 2 \(in .*b.tar\). Choose one by its"):
         data["one"]
     assert data[data.find("one")[1]]["txt"] == b"b.tar"
     assert data[:2]["one"]["txt"] == b"a.tar"

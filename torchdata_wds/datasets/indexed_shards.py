@@ -37,18 +37,18 @@ class IndexedShards(MapDataPipe[Sample]):
 
     Samples are numbered from 0 over the shards in listed order, and equal those of
     ``.list_shards().load_wds_shards().group_by_key()``. The shards are listed and their index is opened at once, so
-    that numbers mean the same in all workers; the shards themselves are opened when they are read. A batch is fetched
-    at once, with one read for neighbours and parallel requests to stores.
-    It works with torch's samplers, ``DataLoader``, ``random_split`` and the map-style ``.map``, ``.batch`` and
-    ``.shuffle``, is safe under fork and spawn, and can be pickled. Each sample is compared with the index: if its shard
-    has changed, that is an error, and never another sample.
+    that numbers mean the same in all workers; the shards themselves are opened when they are read. It works with
+    torch's samplers, ``DataLoader``, ``random_split`` and the map-style ``.map``, ``.batch`` and ``.shuffle``, is safe
+    under fork and spawn, and can be pickled. A ``DataLoader`` fetches each batch at once, with one read for neighbours
+    and parallel requests to stores. Each sample is compared with the index: if its shard has changed, that is an error,
+    and never another sample.
 
     Args:
         shards: A pattern or a (nested) list of patterns, as for ``list_shards``.
         index: Where the samples are: ``"auto"`` takes the index beside each shard or in the user's cache folder, and
             scans a shard once if there is none; True needs one for each shard; or a path or URL (of a packed index, a
             folder of indexes or a ``wids`` list), a dict from URL to `ShardIndex` or path, or a `DatasetIndex`.
-        index_dir: Another folder or URL to look for indexes in.
+        index_dir: Another folder to look for indexes in, and to keep scans in.
         keys: How names become keys: ``"first_dot"`` or ``"last_dot"``, as in the index.
         lowercase: Whether to convert fields to lower case.
         fields: Which fields to keep, as in ``group_by_key``; a sample with none of them has only its key and URL.
@@ -165,7 +165,7 @@ class IndexedShards(MapDataPipe[Sample]):
         Raises:
             ShardFormatError: if the index has no keys, as that of another program.
         """
-        return [self._numbers.index(number) for number, _ in self._matches(key)]
+        return [number for number, _ in self._matches(key)]
 
     def key_of(self, number: SupportsIndex) -> str:
         """Returns the key of the sample with a number; reads the sample."""
@@ -202,23 +202,26 @@ class IndexedShards(MapDataPipe[Sample]):
     def _decoded(self, sample: Sample) -> Sample:
         return sample if self._decoder is None else self._decoder(sample)
 
-    def _matches(self, key: str) -> list[tuple[int, Sample]]:
-        """Returns the samples with a key and their numbers in the shards; the index knows only hashes of keys."""
+    def _matches(self, key: str) -> Iterator[tuple[int, Sample]]:
+        """Yields the samples with a key, each with its number; the index knows only hashes of keys."""
         whole = self._numbers
         numbers = [number for number in self._opened.index.find(key) if number in whole]
-        samples = self._opened.read(numbers)
-        return [(number, sample) for number, sample in zip(numbers, samples, strict=True) if sample["__key__"] == key]
+        for begin in range(0, len(numbers), _NEIGHBOURS):
+            part = numbers[begin : begin + _NEIGHBOURS]
+            for number, sample in zip(part, self._opened.read(part), strict=True):
+                if sample["__key__"] == key:
+                    yield whole.index(number), sample
 
     def _by_key(self, key: str) -> Sample:
         matches = self._matches(key)
-        if not matches:
+        first, other = next(matches, None), next(matches, None)
+        if first is None:
             raise KeyError(f"no sample has the key {key!r}; a key has the folders of its members and no extension")
-        if len(matches) > 1:
-            whole = self._numbers
-            shown = ", ".join(f"{whole.index(number)} (in {mask_url(sample['__url__'])})" for number, sample in matches)
-            what = f"{len(matches)} samples have the key {key!r}: number {shown}. Choose one by its number"
-            raise ReappearingKeyError(f"{what}: find({key!r}) lists them", key=key)
-        return self._decoded(matches[0][1])
+        if other is not None:
+            shown = ", ".join(f"{number} (in {mask_url(sample['__url__'])})" for number, sample in (first, other))
+            what = f"several samples have the key {key!r}, such as those with the numbers {shown}"
+            raise ReappearingKeyError(f"{what}. Choose one by its number: find({key!r}) lists them", key=key)
+        return self._decoded(first[1])
 
 
 def _check_index(index: object) -> None:

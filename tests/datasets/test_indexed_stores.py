@@ -14,7 +14,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 from tests.kits.fault_server import Fault, Site, serve_site
 from tests.kits.s3_server import s3_server
 from tests.kits.shards import keys_of, tar_bytes, text_keys, text_samples
-from torchdata_wds import IndexedShards, ShardFormatError, index_shard
+from torchdata_wds import ChangedShardError, IndexedShards, ShardFormatError, WdsLoader, index_shard
 
 SIZES = (6, 0, 9)
 
@@ -183,3 +183,18 @@ def test_s3_is_read_by_ranges() -> None:
         server.put("bucket/2.tar", tar_bytes(text_samples("s2-", 9))[:-512])
         with pytest.raises(ShardFormatError, match=r"2\.tar"):
             data[6]
+
+
+def test_an_order_asks_a_server_for_versions_once(site: Site, address: str) -> None:
+    """Later epochs only read; a shard that is replaced between two of them is an error at its samples."""
+    pipe = IterableWrapper([address]).list_shards().load_in_order(run=16, seed=1)
+    expected = sorted(keys_of(streamed(address)))
+    loader = WdsLoader(pipe)
+    assert len(loader) == sum(SIZES)
+    assert sorted(keys_of(loader)) == expected
+    asked = len(site.requests)
+    assert sorted(keys_of(loader)) == expected
+    assert len(site.requests) - asked <= 4  # a run of 15 samples lies in two shards
+    site.objects["/2.tar"] = tar_bytes(text_samples("s9-", SIZES[2]))
+    with pytest.raises(ChangedShardError):
+        list(loader)

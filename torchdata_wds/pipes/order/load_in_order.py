@@ -10,6 +10,7 @@ from torchdata_wds import storage
 from torchdata_wds.checks import check_choice, check_flags
 from torchdata_wds.consumers import upstream
 from torchdata_wds.errors import ShardListError
+from torchdata_wds.format.index.dataset import DatasetIndex
 from torchdata_wds.format.index.lookup import find_index
 from torchdata_wds.format.index.samples import LARGEST_LOCAL_PIECE, LARGEST_REMOTE_PIECE, SampleReader
 from torchdata_wds.format.samples.names import grouping_rules
@@ -33,6 +34,16 @@ _CURES = {
 }
 _ASKED = 16  # how many shards are looked at, to see whether they are local
 _REMOTE_PIECES = 8  # how many pieces of remote shards are read ahead by default
+
+
+class _Known:
+    """The index of a list of shards, as one process has found it."""
+
+    def __init__(self, urls: list[str], index: DatasetIndex) -> None:
+        self.urls, self.index = urls, index
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(None), ()  # a copy of the pipe finds it anew
 
 
 @register("load_in_order")
@@ -124,13 +135,20 @@ class OrderedLoaderIterDataPipe(OrderedPipe):
         self.storage_options = storage.StorageOptions(storage_options, rewrite=rewrite)
         self.rewrite = self.storage_options.rewrite
         self._ranges = ShardRanges(self.storage_options, cache=cache)
+        self._known: _Known | None = None
 
     def contents(self) -> Contents:
         """Reads the list of shards, and finds their index."""
         urls = [_as_url(item) for item in self._agreed().source_datapipe]
-        index = find_index(
-            urls, self.index, index_dir=self.index_dir, keys=self.keys, storage_options=self.storage_options
-        )
+        known = self._known
+        if known is None or known.urls != urls:
+            index = find_index(
+                urls, self.index, index_dir=self.index_dir, keys=self.keys, storage_options=self.storage_options
+            )
+            known = _Known(urls, index)
+            # A store would be asked about each shard in each epoch. Its shards are compared when they are read.
+            self._known = known if self._is_remote(index) else None
+        index = known.index
         return Contents((index,), len(index), f"{index.digest}-{self.run if self._shuffle else 0}")
 
     def _lookup(self, contents: Contents, seed: int, epoch: int) -> Lookup:
@@ -143,9 +161,12 @@ class OrderedLoaderIterDataPipe(OrderedPipe):
         return [SampleReader(contents.indexes[0], self._ranges, largest=largest, **options)]
 
     def _ahead(self, contents: Contents) -> int:
-        shards = contents.indexes[0].shards
-        some = shards[:: max(len(shards) // _ASKED, 1)]
-        return 0 if all(self._ranges.is_local(shard.url) for shard in some) else _REMOTE_PIECES
+        return _REMOTE_PIECES if self._is_remote(contents.indexes[0]) else 0
+
+    def _is_remote(self, index: DatasetIndex) -> bool:
+        """Returns whether shards come from a store or server, going by some of them."""
+        some = index.shards[:: max(len(index.shards) // _ASKED, 1)]
+        return not all(self._ranges.is_local(shard.url) for shard in some)
 
 
 def _check_source(source: Pipe) -> None:

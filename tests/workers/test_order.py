@@ -35,7 +35,7 @@ CHAINS = st.lists(GRIDS, min_size=4, max_size=4)
 CUTS = st.lists(st.floats(0, 1), min_size=3, max_size=3)
 
 #: Few examples by default, and many among the slow tests.
-FEW = 6
+FEW = 4
 EXAMPLES = pytest.mark.parametrize("examples", [FEW, pytest.param(150, marks=pytest.mark.slow)])
 
 
@@ -92,7 +92,7 @@ def check_grid(shards: Shards, numbers: list[int], run: int, grid: Grid, shuffle
 def check_chain(shards: Shards, numbers: list[int], run: int, grids: list[Grid], cuts: list[float]) -> None:
     """A run that resumes three times, each time on another grid and batch size, is the run that was never stopped."""
     some = shards.some(numbers)
-    graph, order = graph_of(some, run=run), some.order(run=run)
+    graph, order = graph_of(some, run=run, read_ahead=run % 3), some.order(run=run)
     state: Any = None
     trained: list[str] = []
     *firsts, last = [fitted(grid, len(order)) for grid in grids]

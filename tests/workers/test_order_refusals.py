@@ -14,7 +14,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 from tests.kits import order_kit
 from tests.kits.order_kit import SEED, Shards, key_of, sent
 from tests.kits.resume_kit import plain as streamed
-from tests.kits.workers_kit import FRONTS, loader_of
+from tests.kits.workers_kit import FRONTS_QUICK, loader_of
 from torchdata_wds import DivisionError, WdsLoader
 from torchdata_wds.errors import ShardListError
 from torchdata_wds.workers.resume.checkpoints import Checkpoint
@@ -60,7 +60,7 @@ AFTER: dict[str, tuple[Callable[[Any, Any], Any], str, str]] = {
 }
 
 
-@pytest.mark.parametrize("front", FRONTS)
+@pytest.mark.parametrize("front", FRONTS_QUICK)
 @pytest.mark.parametrize("name", AFTER)
 def test_stage_after_the_order_is_refused_by_name(shards: Shards, name: str, front: str) -> None:
     """At the first iteration, with the form to use instead."""

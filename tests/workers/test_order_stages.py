@@ -28,6 +28,8 @@ from tests.kits.order_kit import (
 )
 from tests.kits.workers_kit import FRONTS, loader_of, resumed_loader
 from torchdata_wds import ShardFormatError, WdsLoader, ignore_and_continue, ignore_and_stop, wds_collate
+from torchdata_wds.workers.lightning import Position, checkpoint_at
+from torchdata_wds.workers.resume import signatures
 from torchdata_wds.workers.resume.checkpoints import Checkpoint
 
 SIZES = (9, 0, 14, 3, 6)
@@ -67,7 +69,7 @@ def test_position_counts_the_samples_of_all_ranks(shards: Shards, workers: int) 
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("position", [0, 1, 7, 8, 31, 32])
+@pytest.mark.parametrize("position", [0, 7, 32])
 def test_seek_begins_anywhere(shards: Shards, position: int, workers: int) -> None:
     """In the next epoch before the first and between two, in the running one after an early end; also with no seed."""
     order = partial(shards.order, run=2)
@@ -186,8 +188,36 @@ def test_states_hold_the_seed(shards: Shards) -> None:
         assert flat([*first, rest]) != shards.order(run=2)
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_index_is_not_part_of_the_state(shards: Shards, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor described for it, which would take long for one of millions of samples."""
+    monkeypatch.setattr(signatures, "graph_signature", None)
+    with WdsLoader(batches(shards), workers, seed=SEED) as loader:
+        next(iter(loader))
+        assert loader.state_dict() == {
+            "version": 2,
+            "index": f"{shards.index.digest}-2",
+            "seed": SEED,
+            "epoch": 0,
+            "position": 4,
+        }
+
+
+def test_position_counts_what_was_trained_on(shards: Shards) -> None:
+    """Not what a framework has taken ahead, or what has been prepared for a device."""
+    with WdsLoader(batches(shards), 2, seed=SEED) as loader:
+        iterator = loader.prefetch_to_device("cpu")
+        for _ in range(3):
+            next(iterator)
+        assert loader.position == 12
+        engine = loader._engine
+        assert checkpoint_at(Position(ahead=1), engine, 3).to_plain()["position"] == 8
+        ended = checkpoint_at(Position(is_over=True), engine, 3).to_plain()
+        assert (ended["epoch"], ended["position"]) == (1, 0)
+
+
 # ---------------------------------------------------------------------------------------------------------- the fronts
-@pytest.mark.parametrize("cut", [0, 3, 8, "between"])
+@pytest.mark.parametrize("cut", [0, 3, "between"])
 def test_fronts_give_the_same(shards: Shards, cut: Any) -> None:
     """DataLoader2 with our service, and WdsLoader: items, and what is left after a state."""
     pipe = shards.pipe(run=2, seed=SEED).map(drawn).batch(4)
@@ -225,7 +255,7 @@ def test_stages_that_keep_items_may_follow(shards: Shards) -> None:
         pipe = shards.pipe(run=2).wds_decode().wds_map(labelled).wds_to_tuple("__key__", "cls", "number")
         return pipe.batch(batch).collate(wds_collate).map(list).join_workers().map(tuple)
 
-    for grid in GRIDS:
+    for grid in GRIDS[:3]:
         found = by_position(Job(graph, grid).epoch())
         assert flat(keys for keys, *_ in found) == order
         assert [number for _, _, numbers in found for number in numbers.tolist()] == [int(key[-5:]) for key in order]
@@ -315,7 +345,7 @@ def losses(request: pytest.FixtureRequest, shards: Shards, tmp_path_factory: pyt
     return partial(with_damage, damaged), damaged, lost
 
 
-@pytest.mark.parametrize("grid", GRIDS)
+@pytest.mark.parametrize("grid", GRIDS[:4])
 def test_skipped_samples_leave_the_others_in_place(losses: Any, grid: Grid) -> None:
     """Their batch is shorter, or does not come if nothing is left of it."""
     graph, shards, lost = losses
@@ -325,7 +355,7 @@ def test_skipped_samples_leave_the_others_in_place(losses: Any, grid: Grid) -> N
         assert job.epoch() == [share_of(order, 0, grid, rank, lost) for rank in range(grid.ranks)]
 
 
-@pytest.mark.parametrize("workers", [0, 1, 3])
+@pytest.mark.parametrize("workers", [0, 3])
 @pytest.mark.parametrize("batch", [1, 3, 8])
 def test_positions_count_what_was_skipped(losses: Any, batch: int, workers: int) -> None:
     """A state after any batch resumes with the sample after it, on another grid."""
@@ -336,7 +366,7 @@ def test_positions_count_what_was_skipped(losses: Any, batch: int, workers: int)
             position = loader.position
             assert position == min((order.index(found[-1]) // batch + 1) * batch, len(order))
             grid = Grid(2, 2, 5)
-            if position in (batch, 4 * batch):
+            if position == 3 * batch:
                 rest = Job(graph, grid, loader.state_dict()).epoch()
                 assert rest == [share_of(order, position, grid, rank, lost) for rank in range(2)]
 

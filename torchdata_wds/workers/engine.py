@@ -72,7 +72,7 @@ class Engine:
         """
         self.order = find_order(datapipe)
         check_kind(restored, self.order)
-        self._signature = self._describe(datapipe)
+        self._signature = self._describe(datapipe) if self.order is None else {}  # it may hold an index of millions
         if restored is not None and restored.signature:  # without one, no epoch had begun
             shards = signatures.describe_shards(*graphs.find_branches(datapipe))
             signatures.check_signature(restored.signature, {**self._signature, **shards})

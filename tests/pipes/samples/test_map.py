@@ -146,6 +146,7 @@ PIPES: dict[str, IterDataPipe[Any]] = {
     "wds_encode": SOURCE.wds_encode(),
     "save_wds_shards": SOURCE.save_wds_shards("x-%d.tar"),
     "wds_unbatch": SOURCE.wds_unbatch(),
+    "load_in_order": SOURCE.load_in_order(),
     "wds_mix": SOURCE.wds_mix(stop="all"),
     "cache_samples": SOURCE.cache_samples(None),
     "load_cbor_shards": SOURCE.load_cbor_shards(),

@@ -88,6 +88,8 @@ BEFORE: dict[str, tuple[Callable[[Any], Any], str]] = {
     "resample_shards": (lambda urls: urls.resample_shards(9), "drop it.*divides the samples"),
     "load_in_order": (lambda urls: urls.load_in_order(), "drop it.*divides the samples"),
     "cache_shards": (lambda urls: urls.cache_shards("cache"), r"write load_in_order\(cache=folder\)"),
+    "join_workers": (lambda urls: urls.join_workers(), "put it after"),
+    "cycle": (lambda urls: urls.cycle(), "drop it.*each iteration is an epoch"),
 }
 
 

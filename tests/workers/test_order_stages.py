@@ -335,11 +335,15 @@ def with_failures(shards: Shards, batch: int) -> IterDataPipe:
     return shards.pipe(run=2).wds_map(fail_or_drop, handler=ignore_and_continue).map(key_of).batch(batch)
 
 
-@pytest.fixture(scope="module", params=["damage", "failures", "all of a batch"])
+@pytest.fixture(scope="module", params=["damage", "failures", "all of a batch", "no shard"])
 def losses(request: pytest.FixtureRequest, shards: Shards, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Makes a graph that skips some samples, for a size of batches; with the shards, and the keys that are lost."""
     if request.param == "failures":
         return partial(with_failures, shards), shards, lost_by(shards)
+    if request.param == "no shard":
+        damaged = order_kit.shards_in(tmp_path_factory.mktemp("gone"), SIZES)
+        Path(damaged.urls[3]).unlink()
+        return partial(with_damage, damaged), damaged, {key for key in damaged.keys if key.startswith("s3")}
     places = (0, 4, 9, 10, 31) if request.param == "damage" else range(32)[4:19]
     damaged, lost = damaged_shards(tmp_path_factory.mktemp("damaged"), places)
     return partial(with_damage, damaged), damaged, lost
@@ -371,6 +375,21 @@ def test_positions_count_what_was_skipped(losses: Any, batch: int, workers: int)
                 assert rest == [share_of(order, position, grid, rank, lost) for rank in range(2)]
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_function_may_drop_whole_batches(shards: Shards, workers: int) -> None:
+    """The others stay, and positions count those that were dropped."""
+    order = shards.order(run=2)
+    pipe = batches(shards).wds_map(partial(without, order[9]))
+    with WdsLoader(pipe, workers, seed=SEED) as loader:
+        assert [(batch, loader.position) for batch in loader] == [
+            (order[start : start + 4], start + 4) for start in range(0, len(order), 4) if start != 8
+        ]
+
+
+def without(key: str, batch: list[str]) -> list[str] | None:
+    return None if key in batch else batch
+
+
 @pytest.mark.parametrize("front", FRONTS)
 def test_skipped_samples_are_counted(losses: Any, front: str, caplog: pytest.LogCaptureFixture) -> None:
     """Each once."""
@@ -396,6 +415,30 @@ def test_damage_is_raised_without_a_handler(tmp_path: Path, workers: int) -> Non
         assert loader.position == place
         loader.seek(place + 1)
         assert list(loader) == order[place + 1 :]
+
+
+def test_loader_goes_on_where_an_interrupt_came(shards: Shards) -> None:
+    """With the batch that was being made, once it seeks its own position."""
+    order = shards.order(run=2)
+    PENDING.append(order[9])
+    with WdsLoader(shards.pipe(run=2).map(interrupt_once).map(key_of).batch(4), seed=SEED) as loader:
+        begun: list[Any] = []
+        with pytest.raises(KeyboardInterrupt):
+            begun.extend(loader)
+        assert flat(begun) == order[:8]
+        loader.seek(loader.position)
+        assert flat(loader) == order[8:]
+        assert flat(loader) == shards.order(run=2, epoch=1)
+
+
+PENDING: list[str] = []
+
+
+def interrupt_once(sample: dict[str, Any]) -> dict[str, Any]:
+    if sample["__key__"] in PENDING:
+        PENDING.remove(sample["__key__"])
+        raise KeyboardInterrupt
+    return sample
 
 
 @pytest.mark.parametrize("stage", ["source", "map"])

@@ -31,6 +31,8 @@ _CURES = {
     **dict.fromkeys(("sharding_filter", "split_shards", "resample_shards", "load_in_order"), _DIVIDES),
     **dict.fromkeys(("shuffle", "wds_shuffle"), _SHUFFLES),
     "cache_shards": "write load_in_order(cache=folder)",
+    "join_workers": "put it after load_in_order",
+    "cycle": "drop it: each iteration is an epoch of all shards",
 }
 _ASKED = 16  # how many shards are looked at, to see whether they are local
 _REMOTE_PIECES = 8  # how many pieces of remote shards are read ahead by default

@@ -93,6 +93,40 @@ def test_two_ranks_resume_with_the_next_batch_when_sigterm_ended_them(tmp_path: 
         assert seen == list(range(sum(SIZES)))
 
 
+ELASTIC = """
+def ordered(batch):
+    pipe = IterableWrapper(["train-{000000..000006}.tar"]).list_shards().load_in_order(index=True, even="pad")
+    return pipe.wds_decode("torchrgb").wds_map(prepare).batch(batch).collate(wds_collate)
+
+phase, resume_from, devices, batch, steps = sys.argv[1:]
+with WdsLoader(ordered(int(batch)), seed=1) as loader:
+    trainer = lightning.Trainer(
+        max_epochs=2, max_steps=int(steps), accelerator="cpu", devices=int(devices), logger=False,
+        strategy="ddp" if devices == "2" else "auto", enable_progress_bar=False, enable_model_summary=False,
+        callbacks=[ModelCheckpoint(phase, every_n_train_steps=1, save_last=True)],
+    )
+    trainer.fit(Recorder(f"{phase}-{trainer.global_rank}.jsonl"), loader, ckpt_path=resume_from or None)
+"""
+
+
+@pytest.mark.parametrize(("grids", "steps"), [(((2, 8), (1, 10)), 5), (((1, 10), (2, 3)), 4), (((1, 8), (2, 16)), 18)])
+def test_global_order_resumes_on_other_devices_with_another_batch_size(
+    grids: tuple[tuple[int, int], ...], steps: int, tmp_path: Path, server: RankServer
+) -> None:
+    """Though Lightning counts the batches of an epoch; in the middle of it, or after its last batch."""
+    make_shards(tmp_path)
+    script = example("Lightning") + RECORDER
+    seen: list[Any] = []
+    for phase, (devices, batch) in zip(("first", "second"), grids, strict=True):
+        resume_from, last = ("", str(steps)) if phase == "first" else ("first/last.ckpt", "-1")
+        arguments = (phase, resume_from, str(devices), str(batch), last)
+        for rank in server.launch(script + ELASTIC, tmp_path, *arguments, world=devices):
+            assert rank.returncode == 0, rank.stderr
+        seen += [item for rank in range(devices) for item in batches(tmp_path / f"{phase}-{rank}.jsonl")]
+    for epoch in range(2):
+        assert sorted(label for number, real in seen for label in real if number == epoch) == list(range(sum(SIZES)))
+
+
 CASES = """
 import glob, shutil, warnings
 warnings.simplefilter("ignore")

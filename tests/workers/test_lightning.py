@@ -1,12 +1,14 @@
 """What a loader reads from the frames of Lightning's fit loop; functions in modules of the same names play it."""
 
 import sys
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 from torch.utils.data.datapipes.iter import IterableWrapper
 
+from tests.kits import order_kit
 from torchdata_wds import WdsLoader
 from torchdata_wds.consumers import Place
 
@@ -18,6 +20,7 @@ FRAMES = {
 def on_save_checkpoint(self, call, function): return call(function)
 def setup_data(self, call, function): return call(function)
 def advance(self, call, function): return call(function)
+def _load_combined_loader_states(self, call, function): return call(function)
 """,
 }
 
@@ -97,6 +100,22 @@ def test_state_is_that_of_the_next_epoch_when_lightning_takes_no_more(count: int
     state = called("on_save_checkpoint", loop_of(loader, count, count, done=True), loader.state_dict)
     assert resumed(state) == epochs[1]
     assert begun + list(items) == epochs[0]
+
+
+@pytest.mark.parametrize(("position", "batch", "processed", "done"), [(20, 8, 5, 3), (20, 2, 5, 10), (20, 4, 5, 5)])
+def test_batches_of_a_resumed_global_order_are_counted_as_this_run_makes_them(
+    tmp_path: Path, position: int, batch: int, processed: int, done: int
+) -> None:
+    """Lightning goes on with the count of the run that saved, and ends the epoch at the loader's length."""
+    shards = order_kit.shards_in(tmp_path, (30, 13))
+    loader = WdsLoader(shards.pipe().batch(batch), seed=1)
+    state = {"version": 2, "index": "", "seed": 1, "epoch": 0, "position": position}
+    loop = loop_of(loader, 0, processed, ready=processed)
+    counts = loop.epoch_loop.batch_progress.current
+    counts.started, counts.completed = processed, processed - 1  # of a batch that was being finished
+    called("_load_combined_loader_states", loop, lambda: loader.load_state_dict(state))
+    assert (counts.ready, counts.started, counts.processed, counts.completed) == (done, done, done, done - 1)
+    assert done + len(list(loader)) == len(loader)
 
 
 def test_state_is_known_when_fit_has_ended(epochs: list[list[int]]) -> None:

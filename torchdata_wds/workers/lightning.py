@@ -14,11 +14,14 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
+from torch.utils.data import IterDataPipe
 
 from torchdata_wds.consumers import distributed_place, rank_place
 from torchdata_wds.handlers import warn_once
 from torchdata_wds.workers.engine import Engine
+from torchdata_wds.workers.ranks import RankDivision
 from torchdata_wds.workers.resume.checkpoints import Checkpoint
+from torchdata_wds.workers.resume.job_order import find_order
 
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 _COMBINED = tuple(f"{package}.utilities.combined_loader" for package in _PACKAGES)
@@ -87,6 +90,24 @@ def skipped_state(loader: object) -> Any:
     if len(states) != len(stateful):
         return None
     return next((state for one, state in zip(stateful, states, strict=True) if one is loader), None)
+
+
+def recount(pipe: IterDataPipe[Any], ranks: RankDivision, position: int) -> None:
+    """Makes Lightning count the batches of a resumed epoch as this run makes them.
+
+    It goes on with the count of the run that saved the state, and ends the epoch at the loader's length. With other
+    ranks or another batch size, samples would be left.
+    """
+    loop = _calling_loop("_load_combined_loader_states")
+    if loop is None or (order := find_order(pipe)) is None:
+        return
+    place, counts = ranks.find(pipe), loop.epoch_loop.batch_progress.current
+    # Of 63 samples, a run with batches of 4 has trained on 5. With batches of 8 there are 8, of which 6 are left: 2
+    # are done, and 3 must be subtracted from the counts.
+    done = order.count_items(place) - order.count_items(place, position)
+    shift = done - counts.processed
+    for name in ("ready", "started", "processed", "completed"):
+        setattr(counts, name, getattr(counts, name) + shift)
 
 
 def is_dropped(loader: object, delivered: int) -> bool:

@@ -268,8 +268,9 @@ class WdsLoader(Generic[T]):
         Raises:
             ValueError: if this is not a state of a WdsLoader.
         """
-        self._check_open()
-        self._restore(Checkpoint.from_plain(lightning.own_state(state_dict)))
+        self._restore(restored := Checkpoint.from_plain(lightning.own_state(state_dict)))
+        if restored.order is not None and restored.in_epoch:
+            lightning.recount(self.pipe, self._engine.ranks, restored.order.position)
 
     def _restore(self, restored: Checkpoint) -> None:
         self._check_open()

@@ -92,10 +92,10 @@ class JobOrder:
         self.point = OrderPoint(contents, self.seed, number, base, self.block, self.block)
         return self.point.stream_seeds
 
-    def count_items(self, ranks: Place) -> int:
-        """Returns how many items a rank gets in an epoch, over all of its workers."""
+    def count_items(self, ranks: Place, base: int = 0) -> int:
+        """Returns how many items a rank gets in an epoch, over all of its workers, from a position on."""
         check_share(form_name(self.pipe), self.total, ranks.consumers, self.block, self.pipe.even)
-        steps, rest = divmod(self.total, ranks.consumers * self.block)
+        steps, rest = divmod(max(self.total - base, 0), ranks.consumers * self.block)
         # 10 samples, 2 ranks, batches of 3: after one step, rank 0 has a batch of 3 more, and rank 1 one of 1.
         last = count_samples(self.total, self.total - rest, Share(*ranks), self.block, self.pipe.even)
         return steps + self.batched(last)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from tests.kits.framework_kit import RankServer
 from tests.kits.order_kit import SEED, Grid, Shards, by_position, drawn, flat, key_of, sent
 from tests.kits.workers_kit import FRONTS, loader_of, resumed_loader
 from torchdata_wds import WdsLoader
+from torchdata_wds.workers.resume.checkpoints import Checkpoint
 
 SIZES = (9, 0, 14, 3, 21, 6, 30)
 
@@ -64,38 +67,53 @@ def with_even_number(sample: dict[str, Any]) -> Any:
 # ----------------------------------------------------------------------------------------------------------- gloo ranks
 #: Trains for some steps, or to the end of the epoch and one more, and saves the state in rank 0 alone.
 SCRIPT = """
-import json, sys
+import base64, json, os, pickle, sys
 from pathlib import Path
 import torch.distributed as dist
-from tests.kits.order_kit import drawn
-from tests.kits.workers_kit import FRONTS
 from torch.utils.data.datapipes.iter import IterableWrapper
+from tests.kits.order_kit import drawn
+from tests.kits.torchdata import DataLoader2, WorkersReadingService
 from torchdata_wds import WdsLoader
 
-if __name__ == "__main__":
-    workers, batch, steps, *urls = map(json.loads, sys.argv[1:])
-    if "RANK" in __import__("os").environ:
-        dist.init_process_group("gloo")
-    rank = dist.get_rank() if dist.is_initialized() else 0
+FILE = Path("state.json")
+
+def state_of(loader):
+    state = loader.state_dict()
+    return base64.b64encode(pickle.dumps(state)).decode() if isinstance(loader, DataLoader2) else state
+
+def load(loader, state):
+    loader.load_state_dict(pickle.loads(base64.b64decode(state)) if isinstance(loader, DataLoader2) else state)
+
+def work(front, workers, batch, steps, urls):
     pipe = IterableWrapper(urls).load_in_order(run=3, index_dir="index").map(drawn).batch(batch)
-    with WdsLoader(pipe, workers) as loader:
-        if Path("state.json").exists():
-            loader.load_state_dict(json.loads(Path("state.json").read_text()))
-        trained = []
-        for items in loader:
-            trained.append(items)
-            if len(trained) == steps:
-                break
-        state = loader.state_dict()
-        epochs = [trained] if steps else [trained, list(loader)]
-    if dist.is_initialized():
-        states = [None] * dist.get_world_size()
-        dist.all_gather_object(states, state)
-        assert all(other == state for other in states), states
+    if front == "loader":
+        loader = WdsLoader(pipe, workers)
+    else:
+        loader = DataLoader2(pipe, reading_service=WorkersReadingService(workers, ranks="auto"))
+    if FILE.exists():
+        load(loader, json.loads(FILE.read_text()))
+    trained = []
+    for items in loader:
+        trained.append(items)
+        if len(trained) == steps:
+            break
+    state = state_of(loader)
+    epochs = [trained] if steps else [trained, list(loader)]
+    loader.shutdown()
+    return state, epochs
+
+if __name__ == "__main__":
+    arguments = map(json.loads, sys.argv[1:])
+    rank = int(os.environ.get("RANK", 0))
+    if "RANK" in os.environ:
+        dist.init_process_group("gloo")
+    state, epochs = work(*arguments)
+    Path(f"trained-{rank}.json").write_text(json.dumps([epochs, state]))
+    if "RANK" in os.environ:
         dist.barrier()
-    Path(f"trained-{rank}.json").write_text(json.dumps(epochs))
+        dist.destroy_process_group()
     if rank == 0:
-        Path("state.json").write_text(json.dumps(state))
+        FILE.write_text(json.dumps(state))
 """
 
 
@@ -105,28 +123,45 @@ def server() -> Iterator[RankServer]:
         yield server
 
 
-def trained_by(server: RankServer, folder: Path, grid: Grid, steps: int | None, urls: list[str]) -> list[list[Any]]:
-    """The samples that a job of such ranks trains on in each of its epochs, by position."""
-    arguments = [json.dumps(value) for value in (grid.workers, grid.batch, steps, *urls)]
+def trained_by(server: RankServer, folder: Path, front: str, grid: Grid, steps: int | None, urls: list[str]) -> Any:
+    """The samples that a job of such ranks trains on in each epoch, by position, and the states of all ranks."""
+    arguments = [json.dumps(value) for value in (front, grid.workers, grid.batch, steps, urls)]
     done = server.launch(SCRIPT, folder, *arguments, world=grid.ranks, seconds=90)
     assert [rank.returncode for rank in done] == [0] * grid.ranks, [rank.stderr for rank in done]
-    ranks = [json.loads((folder / f"trained-{rank}.json").read_text()) for rank in range(grid.ranks)]
-    return [[tuple(row) for row in flat(by_position(epochs))] for epochs in zip(*ranks, strict=True)]
+    ranks, states = zip(
+        *(json.loads((folder / f"trained-{rank}.json").read_text()) for rank in range(grid.ranks)), strict=True
+    )
+    return [[tuple(row) for row in flat(by_position(epochs))] for epochs in zip(*ranks, strict=True)], states
+
+
+GRIDS = [Grid(2, 2, 4), Grid(3, 1, 5), Grid(1, 4, 3)]
 
 
 @pytest.mark.slow
 def test_job_goes_on_with_other_ranks_and_workers(shards: Shards, tmp_path: Path, server: RankServer) -> None:
     """2 ranks x 2 workers stop in mid-epoch and go on as 3 x 1, then 1 x 4: together they are the unbroken run."""
     trained = []
-    for grid, steps in ((Grid(2, 2, 4), 3), (Grid(3, 1, 5), 2), (Grid(1, 4, 3), None)):
-        (found, *later) = trained_by(server, tmp_path, grid, steps, shards.urls)
+    for grid, steps in zip(GRIDS, (3, 2, None), strict=True):
+        (found, *later), states = trained_by(server, tmp_path, "loader", grid, steps, shards.urls)
         trained += found
-        if steps:
-            state = json.loads((tmp_path / "state.json").read_text())
-            assert len((tmp_path / "state.json").read_bytes()) < 300
-            assert state["position"] == len(trained)
-    order = shards.order(run=3, seed=state["seed"])
-    assert [key for key, *_ in trained] == order
-    unbroken = WdsLoader(shards.pipe(run=3).map(drawn), 0, seed=state["seed"])
+        assert all(state == states[0] for state in states)
+        assert len((tmp_path / "state.json").read_bytes()) < 300
+        assert states[0]["position"] == (len(trained) if steps else 0)
+    seed = states[0]["seed"]
+    assert [key for key, *_ in trained] == shards.order(run=3, seed=seed)
+    unbroken = WdsLoader(shards.pipe(run=3).map(drawn), 0, seed=seed)
     assert trained == list(unbroken)
     assert later == [list(unbroken)]
+
+
+@pytest.mark.slow
+def test_job_of_data_loader2_goes_on_with_other_ranks(shards: Shards, tmp_path: Path, server: RankServer) -> None:
+    """Whose states hold the graph, so that the size of batches stays."""
+    trained = []
+    for grid, steps in zip(GRIDS, (3, 2, None), strict=True):
+        (found, *later), states = trained_by(server, tmp_path, "service", grid._replace(batch=4), steps, shards.urls)
+        trained += found
+    checkpoint = Checkpoint.load(pickle.loads(base64.b64decode(states[0]))["reading_service_state"])
+    assert checkpoint.order is not None
+    unbroken = WdsLoader(shards.pipe(run=3).map(drawn), 0, seed=checkpoint.order.seed)
+    assert [trained, *later] == [list(unbroken) for _ in range(2)]

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data.datapipes.iter import IterableWrapper
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from torch.utils.data.graph_settings import apply_sharding
 
@@ -116,6 +117,25 @@ def test_torchs_loader_yields_each_sample_once(
             alone = DataLoader(keys(shards, seed=seed), batch_size=None)
             first = list(alone)
             assert epochs[0] == first
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_orders_may_be_joined_under_torchs_loader(shards: Shards, workers: int) -> None:
+    """Each divides its own samples; so does a filter of another branch."""
+    other = IterableWrapper(shards.urls).sharding_filter().load_wds_shards().group_by_key().map(key_of)
+    for pipe in (keys(shards).concat(keys(shards)), keys(shards).mux(keys(shards)), keys(shards).concat(other)):
+        for _ in range(2):
+            assert sorted(DataLoader(pipe, batch_size=None, num_workers=workers)) == sorted(2 * shards.keys)
+
+
+def whole_order(shards: Shards) -> Any:
+    return keys(shards, seed=3)
+
+
+def test_order_inside_a_stage_is_read_whole(shards: Shards) -> None:
+    """As a reader that a function of another graph makes."""
+    pipe = IterableWrapper([shards]).sharding_filter().map(whole_order).map(list)
+    assert list(pipe) == [shards.order(run=2, seed=3)]
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from tests.kits.order_kit import (
     Job,
     Shards,
     by_position,
+    drawn,
     flat,
     key_of,
     local_workers,
@@ -24,6 +25,7 @@ from tests.kits.order_kit import (
     share_of,
     steps_left,
 )
+from torchdata_wds import IndexedMix, IndexedShards
 
 GRIDS = st.builds(Grid, ranks=st.integers(1, 6), workers=st.integers(0, 4), batch=st.integers(1, 32))
 SOME = st.lists(st.integers(0, len(SIZES) - 1), min_size=1, max_size=6, unique=True).filter(
@@ -133,6 +135,40 @@ def check_even(shards: Shards, numbers: list[int], even: Any, grids: list[Grid],
         assert real == order[: len(real)]
         assert len(order) - len(real) < second.ranks
         assert not padding
+
+
+def check_mixture(
+    shards: Shards, weights: list[float], run: int, length: int | None, grids: list[Grid], cuts: list[float]
+) -> None:
+    """A mixture that resumes three times, each time on another grid, is the one that was never stopped."""
+    parts = [shards.some(numbers) for numbers in ((0, 1, 3), (4,), (6, 9, 10))]
+    sets = {IndexedShards(part.urls, index=part.index): weight for part, weight in zip(parts, weights, strict=True)}
+
+    def graph(batch: int) -> Any:
+        return IndexedMix(sets, length=length, run=run, read_ahead=run % 3).map(drawn).batch(batch)
+
+    whole = Job(graph, Grid())
+    epochs = [flat(by_position(whole.epoch())) for _ in range(2)]
+    total = len(epochs[0])
+    assert total == (length or sum(len(part.keys) for part in parts))
+    state: Any = None
+    trained: list[Any] = []
+    *firsts, last = [fitted(grid, total) for grid in grids]
+    for grid, cut in zip(firsts, cuts, strict=True):
+        job = Job(graph, grid, state)
+        trained += flat(by_position(job.steps(round(cut * steps_left(total, len(trained), grid)))))
+        state = job.state()
+        assert state["position"] == len(trained)
+    job = Job(graph, last, state)
+    assert trained + flat(by_position(job.epoch())) == epochs[0]
+    assert flat(by_position(job.epoch())) == epochs[1]
+
+
+@pytest.mark.slow
+def test_chain_of_resumes_of_a_mixture(shards: Shards) -> None:
+    """With random functions; the next epoch continues each set where this one left it."""
+    weights = st.lists(st.floats(0.05, 1), min_size=3, max_size=3)
+    check_many(check_mixture, shards, 60, weights, RUNS, st.sampled_from([None, 20, 37, 200]), CHAINS, CUTS)
 
 
 @EXAMPLES

@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.kits import order_kit
 from tests.kits.framework_kit import RankServer
 from tests.kits.order_kit import SEED, Grid, Shards, by_position, drawn, flat, key_of, sent
 from tests.kits.workers_kit import FRONTS, loader_of, resumed_loader
+from tests.workers.test_order import CUTS, RUNS, check_chain
 from torchdata_wds import WdsLoader
 from torchdata_wds.workers.resume.checkpoints import Checkpoint
 
@@ -58,6 +61,16 @@ def test_real_workers_skip_whole_batches(shards: Shards) -> None:
             assert loader.position == order.index(key) + 1
         other.load_state_dict(sent(loader.state_dict()))
         assert list(iterator) == kept[7:] == flat(other)
+
+
+@pytest.mark.slow
+@settings(max_examples=8, deadline=None, database=None, derandomize=True)
+@given(RUNS, st.lists(st.builds(Grid, st.integers(1, 2), st.integers(1, 2), st.integers(1, 9)), min_size=4), CUTS)
+def test_chain_of_real_workers_gives_the_unbroken_run(
+    shards: Shards, run: int, grids: list[Grid], cuts: list[float]
+) -> None:
+    """Of one or two on each of one or two ranks."""
+    check_chain(shards, [0, 2, 4, 5], run, grids[:4], cuts)
 
 
 def with_even_number(sample: dict[str, Any]) -> Any:

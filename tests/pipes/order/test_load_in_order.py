@@ -16,7 +16,7 @@ from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from torch.utils.data.graph_settings import apply_sharding
 
 from tests.kits import order_kit
-from tests.kits.order_kit import Shards, by_position, flat, key_of, share_of
+from tests.kits.order_kit import Shards, by_position, flat, key_of, marked_key, share_of
 from tests.kits.ranks import ranks_of
 from tests.kits.torchdata import DataLoader2, MultiProcessingReadingService
 from tests.kits.workers_kit import time_limit
@@ -90,6 +90,25 @@ def test_consumers_take_blocks_in_turn(shards: Shards, ranks: int, workers: int,
     grid = order_kit.Grid(ranks, workers, block)
     assert found == [share_of(order, 0, grid, rank) for rank in range(ranks)]
     assert flat(by_position(found)) == order
+
+
+@pytest.mark.parametrize("even", ["drop", "pad"])
+@pytest.mark.parametrize("block", [1, 5])
+def test_even_gives_all_ranks_as_many(shards: Shards, even: Any, block: int) -> None:
+    """Without a loader of ours too: what is left out or repeated are fewer samples than ranks."""
+    found = []
+    for rank in range(3):
+        mine: list[Any] = []
+        for worker in range(2):
+            pipe = shards.pipe(run=2, seed=3, block=block, even=even).map(marked_key)
+            apply_sharding(pipe, 3, rank, SHARDING_PRIORITIES.DISTRIBUTED)
+            apply_sharding(pipe, 2, worker, SHARDING_PRIORITIES.MULTIPROCESSING)
+            mine += pipe
+        found.append(mine)
+    each = len(shards.keys) // 3 + (even == "pad")
+    assert [len(mine) for mine in found] == [each] * 3
+    real = [key for mine in found for key, is_pad in mine if not is_pad]
+    assert len(set(real)) == len(real) == (len(shards.keys) if even == "pad" else 3 * each)
 
 
 # ------------------------------------------------------------------------------------------------- torch's DataLoader

@@ -149,6 +149,8 @@ def _check_state(state: OrderState, contents: Contents, seed: int | None) -> Non
         )
     if None not in (state.seed, seed) and state.seed != seed:
         differences.append(f"seed: {state.seed} then, {seed} now")
+    if not state.digest and state.position > contents.total:
+        raise ValueError(f"cannot seek position {state.position:,}: an epoch has {contents.total:,} samples")
     if state.position > contents.total:
         differences.append(f"position: {state.position:,}, and an epoch has {contents.total:,} samples now")
     if differences:

@@ -17,7 +17,17 @@ Row = dict[
     str, Any
 ]  # "kind", "contender", figures, and "limit" if it is nothing that reads samples: as in the JSON file
 
-PACKAGES = ("torch", "torchdata", "webdataset", "litdata", "nvidia-dali-cuda120", "pillow", "simplejpeg", "isal")
+PACKAGES = (
+    "torch",
+    "torchdata",
+    "webdataset",
+    "wids",
+    "litdata",
+    "nvidia-dali-cuda120",
+    "pillow",
+    "simplejpeg",
+    "isal",
+)
 
 
 class Table(NamedTuple):

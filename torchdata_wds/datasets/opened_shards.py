@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any
 
@@ -14,6 +13,7 @@ import numpy as np
 from torchdata_wds import storage
 from torchdata_wds.errors import ShardFormatError, ShardListError, ShardOpenError
 from torchdata_wds.format.index.dataset import DatasetIndex
+from torchdata_wds.format.index.fetching import FetchThreads
 from torchdata_wds.format.index.lookup import find_index
 from torchdata_wds.format.index.samples import LARGEST_LOCAL_PIECE, LARGEST_REMOTE_PIECE, Result, SampleReader
 from torchdata_wds.storage.ranges import ShardRanges
@@ -109,10 +109,12 @@ class OpenedShards:
         pieces = reader.pieces(wanted)
         results: list[Result] = []
         with ExitStack() as stack:
-            fetch: Callable[..., Iterator[bytes | Exception]] = map
+            fetched: Iterable[bytes | Exception] = map(reader.fetch, pieces)
             if len(pieces) > 1 and not self._are_near({piece.shard for piece in pieces}):
-                fetch = stack.enter_context(ThreadPoolExecutor(min(len(pieces), _REQUESTS))).map
-            for piece, data in zip(pieces, fetch(reader.fetch, pieces), strict=True):
+                threads = stack.enter_context(FetchThreads(min(len(pieces), _REQUESTS)))
+                futures = [threads.fetch(reader, piece) for piece in pieces]
+                fetched = (future.result() for future in futures)
+            for piece, data in zip(pieces, fetched, strict=True):
                 results += reader.take(piece, data)
         samples = []
         for place in places.tolist():

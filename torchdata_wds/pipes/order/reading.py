@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import closing
 from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from torchdata_wds.format.index.fetching import FetchThreads
 from torchdata_wds.format.index.samples import Piece, Result, SampleReader
 from torchdata_wds.pipes.order.blocks import Block
 
@@ -160,15 +161,11 @@ def _fetched(planned: Iterator[_Planned], ahead: int) -> Generator[tuple[_Planne
             yield plan, plan.reader.fetch(plan.piece)
         return
     waiting: deque[tuple[_Planned, Future[bytes | Exception]]] = deque()
-    with ThreadPoolExecutor(ahead, thread_name_prefix="wds-pieces") as threads:
-        try:
-            while True:
-                for plan in islice(planned, ahead + 1 - len(waiting)):
-                    waiting.append((plan, threads.submit(plan.reader.fetch, plan.piece)))
-                if not waiting:
-                    return
-                plan, future = waiting.popleft()
-                yield plan, future.result()
-        finally:
-            for _, future in waiting:
-                future.cancel()
+    with FetchThreads(ahead) as threads:
+        while True:
+            for plan in islice(planned, ahead + 1 - len(waiting)):
+                waiting.append((plan, threads.fetch(plan.reader, plan.piece)))
+            if not waiting:
+                return
+            plan, future = waiting.popleft()
+            yield plan, future.result()

@@ -15,6 +15,7 @@ from torchdata_wds.storage.cache.locked_files import CopyLock, ShardFacts, open_
 from torchdata_wds.storage.cache.settings import CacheSettings, Check, Waiting
 from torchdata_wds.storage.decompression import HEAD_SIZE, may_be_compressed
 from torchdata_wds.storage.locks import LockedFile
+from torchdata_wds.storage.running_reads import interruptible
 from torchdata_wds.storage.urls import mask_url
 
 __all__ = ["Check", "ShardCache"]
@@ -93,7 +94,8 @@ class ShardCache(CacheSettings):
                 if download is None:
                     waiting.go_on(CopyLock.progress_of(path))
                     continue
-                download.complete()
+                with interruptible(download.stop):
+                    download.complete()
             if facts is None:
                 return
             with contextlib.suppress(FileNotFoundError), open_copy(path) as file:  # if it was evicted, make it again

@@ -4,6 +4,7 @@ from torchdata_wds.errors import ShardOpenError
 from torchdata_wds.storage.byte_streams import StoredVersion
 from torchdata_wds.storage.places import Place
 from torchdata_wds.storage.ranges.base import NEEDS_PARTS, changed, ends_inside, no_parts
+from torchdata_wds.storage.running_reads import interruptible
 from torchdata_wds.storage.secrets.masking import mask_text
 from torchdata_wds.storage.sources.http import HttpSource
 from torchdata_wds.storage.sources.http_client import Answer, malformation, read_http_options
@@ -36,7 +37,8 @@ class HttpRanges:
             return b""
         data = bytearray(stop - start)
         position = 0
-        with _PartSource(self._place, self._options, start, stop) as source, memoryview(data) as view:
+        source = _PartSource(self._place, self._options, start, stop)
+        with source, interruptible(source.interrupt), memoryview(data) as view:
             source.connect()
             self._check(source, start, stop, version)
             while count := source.fill(view[position:]):

@@ -1,0 +1,52 @@
+"""Threads that fetch pieces of shards, and end soon when nobody needs the pieces any more."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Self
+
+from torchdata_wds.format.index.samples import Piece, SampleReader
+from torchdata_wds.storage.running_reads import interrupt_reads
+
+#: Seconds that leaving waits for threads whose stores do not respond; such a thread ends later.
+_PATIENCE = 5.0
+_INTERVAL = 0.05
+
+
+class FetchThreads:
+    """A pool of threads that fetch pieces, as a context.
+
+    Its end interrupts the reads that are under way: each may wait for a server for a minute, and try again eight times.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._pool = ThreadPoolExecutor(count, thread_name_prefix="wds-pieces")
+        self._threads: set[int] = set()
+        self._futures: set[Future[bytes | Exception]] = set()
+
+    def fetch(self, reader: SampleReader, piece: Piece) -> Future[bytes | Exception]:
+        """Fetches a piece in a thread."""
+        future = self._pool.submit(self._fetch, reader, piece)
+        self._futures.add(future)
+        future.add_done_callback(self._futures.discard)
+        return future
+
+    def _fetch(self, reader: SampleReader, piece: Piece) -> bytes | Exception:
+        self._threads.add(threading.get_ident())
+        return reader.fetch(piece)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        end = time.monotonic() + _PATIENCE
+        # Again and again, since a thread may be about to begin a read, or the next one of its piece.
+        while running := [future for future in list(self._futures) if not future.done()]:
+            if time.monotonic() > end:
+                return
+            interrupt_reads(list(self._threads))
+            wait(running, _INTERVAL)
+        self._pool.shutdown()

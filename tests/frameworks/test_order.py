@@ -26,7 +26,7 @@ def train_pipe(batch=8):
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RankServer]:
-    with RankServer("lightning", "accelerate") as server:
+    with RankServer("lightning") as server:
         yield server
 
 

@@ -92,19 +92,25 @@ def skipped_state(loader: object) -> Any:
     return next((state for one, state in zip(stateful, states, strict=True) if one is loader), None)
 
 
-def recount(pipe: IterDataPipe[Any], ranks: RankDivision, position: int) -> None:
-    """Makes Lightning count the batches of a resumed epoch as this run makes them.
+def recount(pipe: IterDataPipe[Any], ranks: RankDivision, position: int | None) -> None:
+    """Makes Lightning count the batches of a resumed epoch as this run makes them; `position` is None after its end.
 
     It goes on with the count of the run that saved the state, and ends the epoch at the loader's length. With other
-    ranks or another batch size, samples would be left.
+    ranks or another batch size, samples would be left: of this epoch, or of the next one if this is over.
     """
     loop = _calling_loop("_load_combined_loader_states")
     if loop is None or (order := find_order(pipe)) is None:
         return
     place, counts = ranks.find(pipe), loop.epoch_loop.batch_progress.current
+    if not counts.ready:  # no epoch had begun
+        return
     # Of 63 samples, a run with batches of 4 has trained on 5. With batches of 8 there are 8, of which 6 are left: 2
     # are done, and 3 must be subtracted from the counts.
-    done = order.count_items(place) - order.count_items(place, position)
+    done = order.count_items(place)
+    if position is None:
+        done = min(done, *loop._combined_loader.limits)
+    else:
+        done -= order.count_items(place, position)
     shift = done - counts.processed
     for name in ("ready", "started", "processed", "completed"):
         setattr(counts, name, getattr(counts, name) + shift)

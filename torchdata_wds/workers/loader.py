@@ -269,8 +269,9 @@ class WdsLoader(Generic[T]):
             ValueError: if this is not a state of a WdsLoader.
         """
         self._restore(restored := Checkpoint.from_plain(lightning.own_state(state_dict)))
-        if restored.order is not None and restored.in_epoch:
-            lightning.recount(self.pipe, self._engine.ranks, restored.order.position)
+        if restored.order is not None:
+            position = restored.order.position if restored.in_epoch else None
+            lightning.recount(self.pipe, self._engine.ranks, position)
 
     def _restore(self, restored: Checkpoint) -> None:
         self._check_open()

@@ -13,9 +13,9 @@ import numpy as np
 from torchdata_wds import storage
 from torchdata_wds.errors import ShardFormatError, ShardListError, ShardOpenError
 from torchdata_wds.format.index.dataset import DatasetIndex
-from torchdata_wds.format.index.fetching import FetchThreads
 from torchdata_wds.format.index.lookup import find_index
 from torchdata_wds.format.index.samples import LARGEST_LOCAL_PIECE, LARGEST_REMOTE_PIECE, Result, SampleReader
+from torchdata_wds.pipes.order.fetching import FetchThreads
 from torchdata_wds.storage.ranges import ShardRanges
 from torchdata_wds.storage.urls import STDIN, mask_url, scheme_of
 

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from torchdata_wds.format.index.fetching import FetchThreads
 from torchdata_wds.format.index.samples import Piece, Result, SampleReader
 from torchdata_wds.pipes.order.blocks import Block
+from torchdata_wds.pipes.order.fetching import FetchThreads
 
 #: Turns positions, from the first to the one before the second, into the sets (None if there is one) and the numbers.
 Lookup = Callable[[int, int], "tuple[np.ndarray[Any, Any] | None, np.ndarray[Any, Any]]"]

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
+import random
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from torch.utils.data import IterDataPipe
 
 from tests.kits import order_kit
@@ -296,6 +299,25 @@ def test_random_functions_draw_by_position(shards: Shards, grid: Grid) -> None:
     rest = Job(graph, Grid(2, 2, 3), job.state())
     assert flat(by_position(begun)) + flat(by_position(rest.epoch())) == epochs[0]
     assert flat(by_position(rest.epoch())) == epochs[1]
+
+
+def drawn_for(batch: list[str]) -> tuple[list[str], float, float, float]:
+    return batch, random.random(), float(np.random.rand()), float(torch.rand(()))
+
+
+def test_random_functions_of_batches_draw_by_position(shards: Shards) -> None:
+    """What is drawn for a batch is the same on every grid that makes the same batches."""
+
+    def graph(batch: int) -> Any:
+        return batches(shards, batch).map(drawn_for).collate(list)
+
+    whole = by_position(Job(graph, Grid(1, 0, 4)).epoch())
+    assert len({draws for _, *draws in map(tuple, whole) for draws in draws}) == 3 * len(whole)
+    for grid in (Grid(1, 3, 4), Grid(2, 2, 4), Grid(3, 0, 4)):
+        job = Job(graph, grid)
+        begun = by_position(job.steps(1))
+        rest = Job(graph, Grid(2, 1, 4), job.state())
+        assert begun + by_position(rest.epoch()) == whole
 
 
 # ------------------------------------------------------------------------------------------------------ what is skipped

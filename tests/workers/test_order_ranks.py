@@ -90,12 +90,11 @@ from torchdata_wds import WdsLoader
 
 FILE = Path("state.json")
 
-def state_of(loader):
-    state = loader.state_dict()
-    return base64.b64encode(pickle.dumps(state)).decode() if isinstance(loader, DataLoader2) else state
+def packed(state):
+    return base64.b64encode(pickle.dumps(state)).decode()
 
-def load(loader, state):
-    loader.load_state_dict(pickle.loads(base64.b64decode(state)) if isinstance(loader, DataLoader2) else state)
+def unpacked(text):
+    return pickle.loads(base64.b64decode(text))
 
 def work(front, workers, batch, steps, urls):
     pipe = IterableWrapper(urls).load_in_order(run=3, index_dir="index").map(drawn).batch(batch)
@@ -104,13 +103,14 @@ def work(front, workers, batch, steps, urls):
     else:
         loader = DataLoader2(pipe, reading_service=WorkersReadingService(workers, ranks="auto"))
     if FILE.exists():
-        load(loader, json.loads(FILE.read_text()))
+        state = json.loads(FILE.read_text())
+        loader.load_state_dict(state if front == "loader" else unpacked(state))
     trained = []
     for items in loader:
         trained.append(items)
         if len(trained) == steps:
             break
-    state = state_of(loader)
+    state = loader.state_dict() if front == "loader" else packed(loader.state_dict())
     epochs = [trained] if steps else [trained, list(loader)]
     loader.shutdown()
     return state, epochs

@@ -38,16 +38,6 @@ _ASKED = 16  # how many shards are looked at, to see whether they are local
 _REMOTE_PIECES = 8  # how many pieces of remote shards are read ahead by default
 
 
-class _Known:
-    """The index of a list of shards, as one process has found it."""
-
-    def __init__(self, urls: list[str], index: DatasetIndex) -> None:
-        self.urls, self.index = urls, index
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(None), ()  # a copy of the pipe finds it anew
-
-
 @register("load_in_order")
 class OrderedLoaderIterDataPipe(OrderedPipe):
     """Loads samples in one global order (functional name: ``load_in_order``).
@@ -137,20 +127,13 @@ class OrderedLoaderIterDataPipe(OrderedPipe):
         self.storage_options = storage.StorageOptions(storage_options, rewrite=rewrite)
         self.rewrite = self.storage_options.rewrite
         self._ranges = ShardRanges(self.storage_options, cache=cache)
-        self._known: _Known | None = None
 
     def contents(self) -> Contents:
         """Reads the list of shards, and finds their index."""
         urls = [_as_url(item) for item in self._agreed().source_datapipe]
-        known = self._known
-        if known is None or known.urls != urls:
-            index = find_index(
-                urls, self.index, index_dir=self.index_dir, keys=self.keys, storage_options=self.storage_options
-            )
-            known = _Known(urls, index)
-            # A store would be asked about each shard in each epoch. Its shards are compared when they are read.
-            self._known = known if self._is_remote(index) else None
-        index = known.index
+        index = find_index(
+            urls, self.index, index_dir=self.index_dir, keys=self.keys, storage_options=self.storage_options
+        )
         return Contents((index,), len(index), f"{index.digest}-{self.run if self._shuffle else 0}")
 
     def _lookup(self, contents: Contents, seed: int, epoch: int) -> Lookup:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from abc import abstractmethod
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
@@ -28,6 +29,7 @@ from torchdata_wds.pipes.seeds import mix
 from torchdata_wds.pipes.shards.split_shards import AgreedIterDataPipe
 
 _LONE_BLOCK = 64
+_SOON = 10  # seconds
 
 
 class Contents(NamedTuple):
@@ -99,6 +101,24 @@ class _Feed:
             reader.ranges.close()
 
 
+class _Soon:
+    """The contents that an epoch will have, and when they were looked up."""
+
+    def __init__(self, contents: Contents) -> None:
+        self.contents, self._time = contents, time.monotonic()
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether that was just now."""
+        return time.monotonic() - self._time < _SOON
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Soon:
+        return self  # a loader runs a copy of its graph
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(None), ()  # another process looks them up anew
+
+
 class OrderedPipe(HandlingPipe[dict[str, Any]]):
     """Base of the sources of samples in a global order.
 
@@ -133,6 +153,7 @@ class OrderedPipe(HandlingPipe[dict[str, Any]]):
         self.seed = None if seed is None else checked_int("seed", seed, 0, 2**64 - 1)
         self._feed: _Feed | None = None
         self._reseed: Callable[[int], object] | None = None
+        self._soon: _Soon | None = None
 
     @abstractmethod
     def contents(self) -> Contents:
@@ -145,6 +166,18 @@ class OrderedPipe(HandlingPipe[dict[str, Any]]):
     @abstractmethod
     def _readers(self, contents: Contents) -> list[SampleReader]:
         """Returns what reads the samples of each set."""
+
+    def contents_soon(self) -> Contents:
+        """Returns the contents of the next epoch, which are looked up once if it begins soon."""
+        if self._soon is None or not self._soon.is_fresh:
+            self._soon = _Soon(self.contents())
+        return self._soon.contents
+
+    def contents_now(self) -> Contents:
+        """Returns the contents of an epoch that begins now."""
+        # A loader's length is asked for right before an epoch: a store should not be asked about each shard twice.
+        soon, self._soon = self._soon, None
+        return soon.contents if soon is not None and soon.is_fresh else self.contents()
 
     def begin(self, point: OrderPoint, reseed: Callable[[int], object] | None = None) -> None:
         """Begins an epoch at a position; `reseed` is called with the position of each sample before it is yielded."""
@@ -227,7 +260,7 @@ class OrderedPipe(HandlingPipe[dict[str, Any]]):
             seed = int(torch.empty((), dtype=torch.int64).random_().item())
         # A lone consumer reads the same order in blocks of any size.
         block = self.block if self.source_datapipe.num_of_instances > 1 else max(self.block, _LONE_BLOCK)
-        return OrderPoint(self.contents(), seed or 0, epoch, 0, block, block)
+        return OrderPoint(self.contents_now(), seed or 0, epoch, 0, block, block)
 
     def _agreed(self) -> AgreedIterDataPipe:
         agreed: AgreedIterDataPipe = self.source_datapipe.source_datapipe
@@ -246,7 +279,7 @@ class OrderedPipe(HandlingPipe[dict[str, Any]]):
 
     def __len__(self) -> int:
         """Returns how many samples this consumer gets in an epoch under a loader that knows nothing of the order."""
-        return count_samples(self.contents().total, 0, Share(*self.grid()), self.block, self.even)
+        return count_samples(self.contents_soon().total, 0, Share(*self.grid()), self.block, self.even)
 
 
 def check_share(form: str, total: int, ranks: int, block: int, even: Even) -> None:

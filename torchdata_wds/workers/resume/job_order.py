@@ -77,7 +77,7 @@ class JobOrder:
     def begin(self, number: int, restored: Checkpoint | None, seed: int | None, draw: Callable[[], int]) -> Seeds:
         """Begins epoch `number`; returns its seeds. `seed` is the loader's; without one, `draw` returns a seed."""
         state = None if restored is None else restored.order
-        self._contents = contents = self.pipe.contents()
+        self._contents = contents = self.pipe.contents_now()
         given = seed if self.pipe.seed is None else self.pipe.seed
         if state is not None:
             _check_state(state, contents, given)
@@ -110,7 +110,7 @@ class JobOrder:
     @property
     def total(self) -> int:
         """How many positions an epoch has: the running one, else the next."""
-        self._contents = self._contents or self.pipe.contents()
+        self._contents = self._contents or self.pipe.contents_soon()
         return self._contents.total
 
     def streams(self, workers: int) -> OrderedStreams:

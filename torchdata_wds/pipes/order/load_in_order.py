@@ -16,7 +16,7 @@ from torchdata_wds.format.index.samples import LARGEST_LOCAL_PIECE, LARGEST_REMO
 from torchdata_wds.format.samples.names import grouping_rules
 from torchdata_wds.handlers import Handler, reraise_exception
 from torchdata_wds.option_types import Even, OnDuplicate
-from torchdata_wds.pipes.base import Pipe, in_order, register
+from torchdata_wds.pipes.base import Held, Pipe, in_order, register
 from torchdata_wds.pipes.chain_text import form_name
 from torchdata_wds.pipes.order.ordered_pipe import Contents, OrderedPipe
 from torchdata_wds.pipes.order.permutation import Order
@@ -36,6 +36,19 @@ _CURES = {
 }
 _ASKED = 16  # how many shards are looked at, to see whether they are local
 _REMOTE_PIECES = 8  # how many pieces of remote shards are read ahead by default
+
+
+class _Converted:
+    """The index that was made of a dict, which takes long for each epoch."""
+
+    def __init__(self, urls: list[str], index: DatasetIndex) -> None:
+        self.urls, self.index = urls, index
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Converted:
+        return self  # a loader runs a copy of its graph
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(None), ()
 
 
 @register("load_in_order")
@@ -120,21 +133,30 @@ class OrderedLoaderIterDataPipe(OrderedPipe):
         grouping_rules(keys, lowercase, fields, on_duplicate)
         _check_source(source_datapipe)
         super().__init__(source_datapipe, handler, run=run, even=even, seed=seed, block=block, read_ahead=read_ahead)
-        self.index, self.index_dir = index, index_dir
+        self.index: Any = Held(index) if isinstance(index, Mapping) else index
+        self.index_dir = index_dir
         self._shuffle = shuffle  # not under its name, which is that of a form
         self.keys, self.lowercase, self.fields, self.on_duplicate = keys, lowercase, fields, on_duplicate
         self.cache = cache
         self.storage_options = storage.StorageOptions(storage_options, rewrite=rewrite)
         self.rewrite = self.storage_options.rewrite
+        self._converted: _Converted | None = None
         self._ranges = ShardRanges(self.storage_options, cache=cache)
 
     def contents(self) -> Contents:
         """Reads the list of shards, and finds their index."""
         urls = [_as_url(item) for item in self._agreed().source_datapipe]
-        index = find_index(
-            urls, self.index, index_dir=self.index_dir, keys=self.keys, storage_options=self.storage_options
-        )
+        index = self._find_index(urls)
         return Contents((index,), len(index), f"{index.digest}-{self.run if self._shuffle else 0}")
+
+    def _find_index(self, urls: list[str]) -> DatasetIndex:
+        given = self.index.value if isinstance(self.index, Held) else self.index
+        if self._converted is not None and self._converted.urls == urls:
+            return self._converted.index
+        found = find_index(urls, given, index_dir=self.index_dir, keys=self.keys, storage_options=self.storage_options)
+        if isinstance(given, Mapping):
+            self._converted = _Converted(urls, found)
+        return found
 
     def _lookup(self, contents: Contents, seed: int, epoch: int) -> Lookup:
         order = Order(contents.total, run=self.run, shuffle=self._shuffle, seed=seed, epoch=epoch)

@@ -287,7 +287,9 @@ def check_share(form: str, total: int, ranks: int, block: int, even: Even) -> No
     # 10 samples in blocks of 8 for 4 ranks: without `even`, the ranks get 8, 2, 0 and 0.
     if count_samples(total, 0, Share(ranks, ranks - 1), block, even):
         return
-    ways = "" if not total else ", or even='pad'" if total < ranks or even else ", or even='drop' or 'pad'"
+    if not total:
+        raise ShardListError(f"{form} has no samples: its shards are empty, or there is none. Check the list of shards")
+    ways = ", or even='pad'" if total < ranks or even else ", or even='drop' or 'pad'"
     blocks = f" in blocks of {block:,}" if total >= ranks else ""
     raise ShardListError(
         f"{form} has {total:,} samples{blocks} for {ranks:,} ranks: a rank would get nothing. Check the list of "

@@ -94,7 +94,7 @@ def test_interrupt_ends_downloads_to_the_cache_when_the_server_stalls(remote: Re
             next(iter(loader))
         assert time.monotonic() - start < 15
         presser.join()
-        assert not piece_threads()
+        wait_until(lambda: not piece_threads())
         site.plans = {}
         loader.set_epoch(0)
         assert list(loader) == shards.order(run=4)
@@ -110,7 +110,7 @@ def test_interrupt_ends_all_requests_of_a_batch_when_the_server_stalls(remote: R
             data[[0, 12, 30, 45]]
         assert time.monotonic() - start < 15
         presser.join()
-        assert not piece_threads()
+        wait_until(lambda: not piece_threads())
         site.plans = {}
         assert [sample["__key__"] for sample in data[[0, 12]]] == [shards.keys[0], shards.keys[12]]
 

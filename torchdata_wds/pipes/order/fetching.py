@@ -23,7 +23,7 @@ class FetchThreads:
 
     def __init__(self, count: int) -> None:
         self._pool = ThreadPoolExecutor(count, thread_name_prefix="wds-pieces")
-        self._threads: set[int] = set()
+        self._busy: set[int] = set()  # the threads that fetch a piece
         self._futures: set[Future[bytes | Exception]] = set()
 
     def fetch(self, reader: SampleReader, piece: Piece) -> Future[bytes | Exception]:
@@ -34,8 +34,12 @@ class FetchThreads:
         return future
 
     def _fetch(self, reader: SampleReader, piece: Piece) -> bytes | Exception:
-        self._threads.add(threading.get_ident())
-        return reader.fetch(piece)
+        thread = threading.get_ident()
+        self._busy.add(thread)
+        try:
+            return reader.fetch(piece)
+        finally:
+            self._busy.discard(thread)
 
     def __enter__(self) -> Self:
         return self
@@ -43,10 +47,13 @@ class FetchThreads:
     def __exit__(self, *_: object) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
         end = time.monotonic() + _PATIENCE
-        # Again and again, since a thread may be about to begin a read, or the next one of its piece.
-        while running := [future for future in list(self._futures) if not future.done()]:
+        # Again and again, since a thread may be about to begin a read, or the next one of its piece. Ctrl-C may have
+        # come before a future was noted, whose thread then still is.
+        while (running := [future for future in list(self._futures) if not future.done()]) or self._busy:
             if time.monotonic() > end:
                 return
-            interrupt_reads(list(self._threads))
+            interrupt_reads(list(self._busy))
             wait(running, _INTERVAL)
+            if not running:
+                time.sleep(_INTERVAL)
         self._pool.shutdown()

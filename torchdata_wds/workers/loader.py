@@ -268,13 +268,13 @@ class WdsLoader(Generic[T]):
         Raises:
             ValueError: if this is not a state of a WdsLoader.
         """
+        self._check_open()
         self._restore(restored := Checkpoint.from_plain(lightning.own_state(state_dict)))
         if restored.order is not None:
             position = restored.order.position if restored.in_epoch else None
             lightning.recount(self.pipe, self._engine.ranks, position)
 
     def _restore(self, restored: Checkpoint) -> None:
-        self._check_open()
         self._leave()
         if self._engine.graph is not None:
             self._engine.close()
@@ -298,6 +298,7 @@ class WdsLoader(Generic[T]):
         Raises:
             TypeError: if the graph does not begin with ``load_in_order`` or `IndexedMix`.
         """
+        self._check_open()
         self._check_order("seek()")
         position = checked_int("position", position, 0)
         state = self._checkpoint(None)

@@ -37,6 +37,7 @@ LARGEST_LOCAL_PIECE, LARGEST_REMOTE_PIECE = 1 << 20, 16 << 20
 _FEW_SAMPLES, _SMALL_SAMPLE = 16, 4096
 _CHECK = 0xFFFFFFFF  # the bits of a key's hash that the index keeps beside each sample
 _CURE = "Make the index again: wds index --force, or index_shard"
+_ELSEWHERE = ("no-tar", "bad-header", "cut", "damage")  # what the bytes look like where no sample begins or ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,12 +240,13 @@ class SampleReader:
             try:
                 found = self._grouped(read_marked_members(io.BytesIO(data), entry.url, options, Counter()), shown)
             except ShardFormatError as error:
-                if error.kind != "damage" or isinstance(error, ChangedShardError):
+                if error.kind not in _ELSEWHERE or isinstance(error, ChangedShardError):
                     raise
                 # Bytes in the middle of a shard are no archive if they are not what the index says.
+                why = "no tar header is there" if error.kind == "no-tar" else str(error).rstrip(".")
                 raise ChangedShardError(
                     f"sample {number:,} of shard {shown} is not at bytes {start:,} to {stop:,}, where its index says "
-                    f"it is: {error}. The shard is damaged there, or has changed since. {_CURE}",
+                    f"it is: {why}. The shard is damaged there, or has changed since. {_CURE}",
                     shard=shown,
                     kind="index",
                     offset=start,

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from tests.frameworks.test_accelerate import KILLED as ACCELERATE
 from tests.frameworks.test_lightning import RECORDER
-from tests.kits.framework_kit import SIZES, RankServer, example, make_shards
+from tests.kits.framework_kit import RECORDING_MODEL, SIZES, RankServer, example, make_shards
 
 pytestmark = pytest.mark.slow
 
@@ -26,16 +27,20 @@ def train_pipe(batch=8):
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RankServer]:
-    with RankServer("lightning") as server:
-        yield server
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ACCELERATE_USE_CPU", "true")
+        with RankServer("lightning", "accelerate") as server:
+            yield server
 
 
 def trained(folder: Path, phase: str, world: int) -> list[Any]:
-    """Returns what a run has trained on, by position: pairs of epoch and label."""
+    """Returns what a run has trained on, by position: labels, with the epoch if that was noted."""
     files = [folder / f"{phase}-{rank}.jsonl" for rank in range(world)]
     ranks = [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
-    steps = zip_longest(*ranks, fillvalue=(0, []))
-    return [(epoch, label) for step in steps for epoch, labels in step for label in labels]
+    batches = [batch for step in zip_longest(*ranks, fillvalue=[]) for batch in step if batch]
+    if isinstance(batches[0][1], list):
+        return [(epoch, label) for epoch, labels in batches for label in labels]
+    return [label for labels in batches for label in labels]
 
 
 LIGHTNING = """
@@ -68,3 +73,26 @@ def test_lightning_resumes_on_other_ranks_with_the_next_sample(tmp_path: Path, s
         first = run(f"first{number}", world, 0, kill_at)
         second = run(f"second{number}", next_world, workers, 0, f"first{number}/last.ckpt")
         assert first + second == whole, (world, kill_at, next_world)
+
+
+def test_accelerate_resumes_on_other_ranks_with_the_next_sample(tmp_path: Path, server: RankServer) -> None:
+    """Its checkpoint has one copy of the state, which all ranks load: the manual's example."""
+    make_shards(tmp_path)
+    script = example("Accelerate") + ORDERED + RECORDING_MODEL + ACCELERATE
+
+    def run(phase: str, world: int, folder: str = "") -> list[Any]:
+        code = script.replace('"whole" if phase == "whole" else "broken"', repr(folder or phase))
+        code = code.replace("os.environ['RANK']", "RANK")
+        code = code.replace("phase, workers = sys.argv", "RANK = os.environ.get('RANK', 0)\nphase, workers = sys.argv")
+        for rank in server.launch(code, tmp_path, phase, "2", world=world):
+            assert rank.returncode == (-signal.SIGKILL if phase == "killed" else 0), rank.stderr
+        return trained(tmp_path, phase, world)
+
+    whole = run("whole", 1)
+    assert sorted(whole) == sorted([*range(sum(SIZES))] * 2)
+    # The last checkpoint is that of step 10: in the first epoch of one rank, one step into the second epoch of two.
+    for world, saved in ((1, 10 * 8), (2, sum(SIZES) + 2 * 8)):
+        folder = f"of-{world}"
+        first = run("killed", world, folder)[:saved]
+        assert sorted(path.name for path in (tmp_path / folder).iterdir()) == ["step-00000005", "step-00000010"]
+        assert first + run("resumed", 3 - world, folder) == whole

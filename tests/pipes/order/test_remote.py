@@ -16,6 +16,7 @@ from tests.kits.fault_server import Fault, Site, serve_site
 from tests.kits.order_kit import SEED, Shards, key_of, shards_in
 from torchdata_wds import IndexedShards, WdsLoader
 from torchdata_wds.errors import ChangedShardError
+from torchdata_wds.pipes.order import reading
 
 Remote = tuple[Site, str, Shards]
 
@@ -144,3 +145,13 @@ def test_states_pickles_and_errors_hold_no_secret(remote: Remote, caplog: pytest
     with pytest.raises(Exception, match="404") as failure:
         list(pipe)
     assert not [text for text in [*shown, str(failure.value)] if "s3cr3t" in text]
+
+
+def test_read_ahead_is_bounded_by_bytes_when_samples_are_large(remote: Remote, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight samples of 500 MB each would not fit into memory."""
+    site, _, shards = remote
+    monkeypatch.setattr(reading, "LARGEST_REMOTE_PIECE", 512)  # a sample has 1,024 bytes, a run of 4 has 4,096
+    iterator = iter(ordered(remote, read_ahead=8))
+    taken = [next(iterator)]
+    assert len(site.requests) <= 2
+    assert taken + list(iterator) == shards.order(run=4)

@@ -6,12 +6,11 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import closing
-from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from torchdata_wds.format.index.samples import Piece, Result, SampleReader
+from torchdata_wds.format.index.samples import LARGEST_REMOTE_PIECE, Piece, Result, SampleReader
 from torchdata_wds.pipes.order.blocks import Block
 from torchdata_wds.pipes.order.fetching import FetchThreads
 
@@ -84,6 +83,11 @@ class _Planned(NamedTuple):
     places: Sequence[int]  # where in the window the samples go
     reader: SampleReader
     piece: Piece
+
+    @property
+    def size(self) -> int:
+        """How many bytes are to be read."""
+        return self.piece.starts[-1] - self.piece.starts[0]
 
 
 def read_items(
@@ -161,11 +165,16 @@ def _fetched(planned: Iterator[_Planned], ahead: int) -> Generator[tuple[_Planne
             yield plan, plan.reader.fetch(plan.piece)
         return
     waiting: deque[tuple[_Planned, Future[bytes | Exception]]] = deque()
+    held = 0  # bytes of the pieces that wait: `ahead` large pieces, or fewer if samples are larger than those
     with FetchThreads(ahead) as threads:
         while True:
-            for plan in islice(planned, ahead + 1 - len(waiting)):
-                waiting.append((plan, threads.fetch(plan.reader, plan.piece)))
+            while len(waiting) <= ahead and held < ahead * LARGEST_REMOTE_PIECE:
+                if (another := next(planned, None)) is None:
+                    break
+                waiting.append((another, threads.fetch(another.reader, another.piece)))
+                held += another.size
             if not waiting:
                 return
             plan, future = waiting.popleft()
+            held -= plan.size
             yield plan, future.result()

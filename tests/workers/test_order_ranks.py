@@ -178,3 +178,45 @@ def test_job_of_data_loader2_goes_on_with_other_ranks(shards: Shards, tmp_path: 
     assert checkpoint.order is not None
     unbroken = WdsLoader(shards.pipe(run=3).map(drawn), 0, seed=checkpoint.order.seed)
     assert [trained, *later] == [list(unbroken) for _ in range(2)]
+
+
+OTHER_LISTS = """
+import json, os, sys
+from pathlib import Path
+import torch.distributed as dist
+from torch.utils.data.datapipes.iter import IterableWrapper
+from torchdata_wds import ShardListError, WdsLoader
+
+if __name__ == "__main__":
+    urls, kind = json.loads(sys.argv[1]), sys.argv[2]
+    rank = int(os.environ["RANK"])
+    dist.init_process_group("gloo")
+    if rank and kind == "reversed":
+        urls.reverse()
+    if rank and kind == "fewer":
+        urls.pop()
+    pipes = [IterableWrapper(urls).load_in_order(index_dir="index", shuffle=shuffle) for shuffle in (True, False)]
+    loaders = [WdsLoader(pipe, seed=3) for pipe in pipes]
+    failed = ""
+    try:
+        for loader in (*loaders, *loaders):
+            list(loader)
+    except ShardListError as error:
+        failed = str(error)
+    Path(f"failed-{rank}.txt").write_text(failed)
+    dist.barrier()
+    dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["same", "reversed", "fewer"])
+def test_ranks_with_other_lists_are_an_error(shards: Shards, tmp_path: Path, server: RankServer, kind: str) -> None:
+    """In the rank that begins later, without waiting for one another; several loaders and epochs are told apart."""
+    done = server.launch(OTHER_LISTS, tmp_path, json.dumps(shards.urls), kind, world=2, seconds=90)
+    assert [rank.returncode for rank in done] == [0, 0], [rank.stderr for rank in done]
+    failed = [(tmp_path / f"failed-{rank}.txt").read_text() for rank in range(2)]
+    if kind == "same":
+        assert failed == ["", ""]
+    else:
+        assert any("load_in_order lists other shards in rank" in text for text in failed)

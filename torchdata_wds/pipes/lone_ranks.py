@@ -42,24 +42,24 @@ os.register_at_fork(after_in_child=_note_fork)
 def note_reader(pipe: Any) -> None:
     """Notes for the other ranks that this one has begun to read, if ranks divide the pipe among them."""
     global _noted
-    store = _store_of(pipe)
+    store = store_of(pipe)
     if store is None or (_noted is not None and _noted() is store):
         return
     _noted = weakref.ref(store)
     rank = torch.distributed.get_rank()
-    _in_time(lambda: store.set(_key(rank), "1"))
+    in_time(lambda: store.set(_key(rank), "1"))
 
 
 def warn_of_lone_reader(pipe: Any) -> None:
     """Warns, once per process, if rank 0 has read its part to the end before the other ranks have begun with theirs."""
     global _is_done
-    store = None if _is_done else _store_of(pipe)
+    store = None if _is_done else store_of(pipe)
     if store is None or torch.distributed.get_rank():
         return
     _is_done = True
     ranks = torch.distributed.get_world_size()
     until = time.monotonic() + _PATIENCE
-    while missing := _in_time(lambda: [rank for rank in range(1, ranks) if not store.check([_key(rank)])]):
+    while missing := in_time(lambda: [rank for rank in range(1, ranks) if not store.check([_key(rank)])]):
         if time.monotonic() > until:
             break
         time.sleep(0.02)
@@ -77,7 +77,7 @@ def _key(rank: int) -> str:
     return f"torchdata_wds/reader/{rank}"
 
 
-def _store_of(pipe: Any) -> Any:
+def store_of(pipe: Any) -> Any:
     """Returns the store, if this is the main process of one of several ranks, which divide the pipe among them."""
     place = distributed_place()
     if place is None or place.consumers == 1 or _is_fork or get_worker_info() is not None or in_stock_worker():
@@ -91,7 +91,7 @@ def _store_of(pipe: Any) -> Any:
     return None
 
 
-def _in_time(function: Callable[[], Any]) -> Any:
+def in_time(function: Callable[[], Any]) -> Any:
     """Returns what a function returns; None if it fails or takes long."""
     found: list[Any] = []
 

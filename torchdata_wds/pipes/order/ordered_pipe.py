@@ -167,6 +167,10 @@ class OrderedPipe(HandlingPipe[dict[str, Any]]):
     def _readers(self, contents: Contents) -> list[SampleReader]:
         """Returns what reads the samples of each set."""
 
+    def order_arguments(self) -> tuple[Any, ...]:
+        """Returns the arguments that tell two orders of a program apart."""
+        return (self.run, self.even, self.seed, vars(self).get("_shuffle"), vars(self).get("fields"))
+
     def contents_soon(self) -> Contents:
         """Returns the contents of the next epoch, which are looked up once if it begins soon."""
         if self._soon is None or not self._soon.is_fresh:

@@ -11,6 +11,7 @@ from torch.utils.data.datapipes.iter import Batcher
 
 from torchdata_wds.consumers import Place
 from torchdata_wds.pipes.chain_text import form_name, sources_of, stages_of
+from torchdata_wds.pipes.order.agreement import check_agreement
 from torchdata_wds.pipes.order.blocks import Share, count_samples, step_end
 from torchdata_wds.pipes.order.ordered_pipe import Contents, OrderedPipe, OrderPoint, check_share
 from torchdata_wds.pipes.resume_facts import said_by
@@ -86,6 +87,7 @@ class JobOrder:
             self.seed = given
         elif self.seed is None:
             self.seed = draw()
+        check_agreement(self.pipe, contents.digest, self.seed, number)
         is_inside = restored is not None and restored.in_epoch and restored.epoch == number + 1
         base = state.position if state is not None and is_inside else 0
         self._ranks = self.pipe.grid().ranks

@@ -450,7 +450,7 @@ def test_stateful_dataloader_resumes(urls: list[str]) -> None:
         batches = iter(loader)
         first = [next(batches), next(batches)]
         state = loader.state_dict()
-        del batches
+        list(batches)  # or garbage collection would wait 5 seconds for each worker
         again = StatefulDataLoader(data, batch_size=4, num_workers=workers, collate_fn=as_list)
         again.load_state_dict(state)
         assert [key for batch in [*first, *again] for key in batch] == text_keys(SIZES)

@@ -45,6 +45,13 @@ def as_it_is(item: Any) -> Any:
     return item
 
 
+def ended(*iterators: Any) -> None:
+    """Ends the workers of loaders now: garbage collection would wait 5 seconds for each of them."""
+    for items in iterators:
+        for _ in items:
+            pass
+
+
 def keys_in(items: Any) -> list[str]:
     """The keys in items, which may be batches, or batches of those."""
     return [items] if isinstance(items, str) else [key for item in items for key in keys_in(item)]
@@ -88,6 +95,7 @@ def test_stateful_order_resumes_in_the_middle_of_an_epoch(
     items = iter(loader)
     begun = [next(items) for _ in range(4)]
     state = loader.state_dict()
+    ended(items)
     again = loader_of(shards, workers, **options)
     again.load_state_dict(state)
     assert begun + list(again) == whole
@@ -105,7 +113,7 @@ def test_stateful_order_goes_on_with_other_numbers(shards: Shards) -> None:
     place = StatefulPipeline.position_in(states[0])
     assert [StatefulPipeline.position_in(state) for state in states] == [place, place] == [(0, 18)] * 2
     assert begun == order[:18]
-    del iterators, loaders
+    ended(*iterators)
 
     loaders = [loader_of(shards, 1, batch=2, ranks=(rank, 3), sought=place) for rank in range(3)]
     iterators = [iter(loader) for loader in loaders]
@@ -113,7 +121,7 @@ def test_stateful_order_goes_on_with_other_numbers(shards: Shards) -> None:
     state = loaders[2].state_dict()
     epoch, position = StatefulPipeline.position_in(state)
     assert (epoch, position) == (0, 30)
-    del iterators, loaders
+    ended(*iterators)
 
     plain = next(states_in(state))
     rest = by_position(Job(lambda batch: shards.pipe(run=RUN).map(key_of).batch(batch), Grid(batch=4), plain).epoch())
@@ -162,6 +170,7 @@ def test_stateful_order_counts_epochs_after_resuming(shards: Shards) -> None:
     items = iter(loader)
     next(items)
     state = loader.state_dict()
+    ended(items)
     again = loader_of(shards, 2, batch=4)
     again.load_state_dict(state)
     assert keys_in(again) == shards.order(run=RUN, epoch=1)[4:]
@@ -171,9 +180,12 @@ def test_stateful_order_counts_epochs_after_resuming(shards: Shards) -> None:
 def test_stateful_order_refuses_a_state_of_other_steps(shards: Shards) -> None:
     """A worker's state says only where that worker is."""
     loader = loader_of(shards, 2, batch=3)
-    next(iter(loader))
+    items = iter(loader)
+    next(items)
+    state = loader.state_dict()
+    ended(items)
     pipeline = StatefulPipeline(shards.pipe(run=RUN).map(key_of).batch(4), seed=order_kit.SEED)
-    pipeline.load_state_dict(next(states_in(loader.state_dict())))
+    pipeline.load_state_dict(next(states_in(state)))
     with pytest.raises(ValueError, match="one of several workers, in steps of 3 samples"):
         list(pipeline)
 

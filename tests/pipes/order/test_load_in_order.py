@@ -113,14 +113,15 @@ def test_even_gives_all_ranks_as_many(shards: Shards, even: Any, block: int) -> 
 
 # ------------------------------------------------------------------------------------------------- torch's DataLoader
 @pytest.mark.parametrize(
-    ("workers", "options"),
+    ("workers", "options", "batch", "block"),
     [
-        (0, {}),
-        (2, {"multiprocessing_context": "fork"}),
-        (2, {"multiprocessing_context": "fork", "persistent_workers": True}),
+        (0, {}, None, 1),
+        (0, {}, 4, 4),
+        (2, {"multiprocessing_context": "fork"}, None, 4),
+        (2, {"multiprocessing_context": "fork"}, 4, 1),
+        (2, {"multiprocessing_context": "fork", "persistent_workers": True}, 4, 4),
     ],
 )
-@pytest.mark.parametrize(("batch", "block"), [(None, 1), (None, 4), (4, 4), (4, 1)])
 def test_torchs_loader_yields_each_sample_once(
     shards: Shards, workers: int, options: dict[str, Any], batch: int | None, block: int
 ) -> None:

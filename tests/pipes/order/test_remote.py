@@ -46,8 +46,7 @@ def wait_until(condition: Callable[[], object]) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("read_ahead", [0, 8])
-@pytest.mark.parametrize("kind", ["drop", "reset", "silent", "status"])
+@pytest.mark.parametrize(("kind", "read_ahead"), [("drop", 0), ("reset", 8), ("silent", 8), ("status", 0)])
 def test_samples_come_in_order_when_requests_fail(remote: Remote, kind: str, read_ahead: int) -> None:
     site, _, shards = remote
     fault = Fault(kind, after=300, wait="0")

@@ -75,8 +75,9 @@ def timed_write(write: Callable[[Path, list[Sample]], None], samples: list[Sampl
     start = perf_counter()
     write(path, samples)
     seconds = perf_counter() - start
-    for file in folder.iterdir():
-        file.unlink()
+    for file in folder.rglob("*"):
+        if file.is_file():
+            file.unlink()
     gc.collect()
     return Run(seconds, len(samples))
 

@@ -102,8 +102,8 @@ def test_shard_writer_leaves_only_whole_shards_when_it_is_killed(first: int, las
         finished += shards
         unfinished = [path for path in tmp_path.glob("*.tar.partial") if not path.with_suffix("").exists()]
         assert len(unfinished) <= 1
-        for path in tmp_path.iterdir():
-            if seed % 10 == 9:
+        for path in tmp_path.rglob("*"):
+            if seed % 10 == 9 and path.is_file():
                 path.unlink()
     assert finished
 

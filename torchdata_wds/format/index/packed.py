@@ -40,7 +40,6 @@ from operator import lt
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from torchdata_wds.errors import ShardFormatError
 from torchdata_wds.format.index import shard_name
@@ -59,7 +58,7 @@ _BLOCK = 8192  # hashes read at once: among 10 million, a hash is seldom 4,000 p
 _FEW_ROWS = 16
 _UINT64S = [struct.Struct(f"<{count}Q") for count in range(_FEW_ROWS + 2)]
 _UINT32S = [struct.Struct(f"<{count}I") for count in range(_FEW_ROWS + 1)]
-Array = NDArray[Any]
+Array = np.ndarray[Any, Any]
 
 
 class PackedIndex:

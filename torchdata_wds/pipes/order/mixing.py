@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from torchdata_wds.checks import check_flags, checked_int, checked_weights
 from torchdata_wds.errors import ShardListError
 from torchdata_wds.pipes.order.permutation import MOST_SAMPLES, Order, scrambled
 from torchdata_wds.pipes.seeds import mix
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 _CIRCLE = 2**64
 #: The step on the circle: the golden section of it, which spreads any number of points most evenly.

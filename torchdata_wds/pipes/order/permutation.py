@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 import operator
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from torchdata_wds.checks import check_flags, checked_int
 from torchdata_wds.pipes.seeds import mix
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 #: Samples a data set may have: the sum of two positions still fits into 63 bits.
 MOST_SAMPLES = 2**62

@@ -188,7 +188,7 @@ def in_batches(samples: Any, count: int, total: int) -> Run:
 
 
 def random_rows(shards: Shards, report: Report, arguments: argparse.Namespace) -> list[Row]:
-    """Rows of samples by number, of so many shards."""
+    """Measures reading samples by number from a number of shards; returns the rows."""
     count = 40 if arguments.quick else 2_000
     everything = make_shards("photos", arguments.folder, quick=arguments.quick)
     path = pack_index(everything)

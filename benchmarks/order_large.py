@@ -52,7 +52,7 @@ MEMORY = COLUMNS | {
 
 
 def make_links(folder: Path, count: int, *, quick: bool) -> tuple[list[str], str]:
-    """Makes so many names of one shard, and the index of them all; or finds them."""
+    """Makes or finds `count` names of one shard, and the index of all of them."""
     shard = make_shards("one of many", folder, quick=quick).paths[0]
     place = shard.parent / f"{count}"
     urls = [str(place / f"shard-{number:06d}.tar") for number in range(count)]

@@ -199,7 +199,7 @@ def test_chosen_numbers_are_those_of_slices(sizes: list[int], first: int, step: 
 
 @pytest.mark.parametrize("parallel", [1, 2, 20])
 def test_fetched_keeps_the_order_and_reads_no_further_than_asked(parallel: int) -> None:
-    """An early end leaves no thread behind."""
+    """No thread is left running after an early end."""
     taken = []
     items = (taken.append(number) or number for number in range(10))
     results = fetched(lambda number: number * 2, items, parallel)

@@ -58,7 +58,6 @@ def test_progress_shows_a_note_when_it_is_not_on_a_terminal(
 
 def test_progress_starts_no_thread_when_it_is_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes are not forked beside one, and take seconds to start otherwise."""
-    pytest.importorskip("tqdm")
     shown = io.StringIO()
     shown.isatty = lambda: True  # type: ignore[method-assign]
     monkeypatch.setattr(sys, "stderr", shown)

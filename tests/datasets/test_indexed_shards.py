@@ -247,7 +247,7 @@ def test_neighbours_are_one_read_in_any_order(data: IndexedShards, reads: list[A
     assert len(reads) == 1
     reads.clear()
     data.__getitems__([2, 3, 4, 5, 20, 18])
-    assert len(reads) == 4  # two shards, and two samples that are no neighbours
+    assert len(reads) == 4  # two shards, and two samples that are not neighbours
 
 
 def test_repeats_are_samples_of_their_own(data: IndexedShards) -> None:

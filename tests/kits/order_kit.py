@@ -153,7 +153,7 @@ class Grid(NamedTuple):
     batch: int = 1
 
 
-#: Makes a graph whose items are made of so many samples.
+#: Makes a graph whose items hold this many samples each.
 Graph = Callable[[int], IterDataPipe[Any]]
 
 

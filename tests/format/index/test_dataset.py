@@ -177,7 +177,7 @@ def test_select_refuses_shards_it_cannot_tell() -> None:
 
 
 def test_of_refuses_indexes_of_different_rules_and_senseless_ones() -> None:
-    """Two rules give two meanings of a sample; and one that lies outside its archive is none."""
+    """Indexes made by different rules cannot be combined, nor one with a sample outside its archive."""
     one, other = made_index("a.tar", ["a"]), made_index("b.tar", ["b"], keys_rule="last_dot")
     with pytest.raises(ShardListError, match="same keys="):
         DatasetIndex.of([("a.tar", one), ("b.tar", other)])

@@ -154,7 +154,7 @@ def test_dali_index_with_wrong_offsets_is_refused(tmp_path: Path) -> None:
 
 
 def test_dali_index_whose_names_are_shown_otherwise_has_no_keys(tmp_path: Path) -> None:
-    r"""Tar writes \303\274 in place of a letter where the language of the system is none."""
+    r"""Tar writes \303\274 in place of a letter where no locale is set."""
     shard = write_tar(tmp_path / "x.tar", LETTERS, tar_format=tarfile.PAX_FORMAT)
     index = foreign(shard, DALI_LETTERS.replace("\u00fc", r"\303\274"))
     assert starts(index) == starts(ours(shard))

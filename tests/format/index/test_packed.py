@@ -244,7 +244,7 @@ def test_forked_children_read_by_the_inherited_file(path: Path) -> None:
 
 # ------------------------------------------------------------------------------------------------------------- writing
 def test_readers_see_whole_files_while_others_write(path: Path) -> None:
-    """A new file takes the name of the old one at once, and whoever reads the old one goes on."""
+    """A new file replaces the old one atomically; processes that have the old one open keep reading it."""
     versions = {made(4, 100, seed=seed).digest: seed for seed in range(3)}
     old = DatasetIndex.load(path)
     stop = threading.Event()

@@ -8,8 +8,10 @@ import gc
 import multiprocessing.forkserver
 import signal
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from typing import Any, Final
 
@@ -27,6 +29,8 @@ END: Final = object()  # marks the end of a worker's stream
 _MOST_SEGMENTS = 128
 _SPARE_SEGMENTS = 6
 _PATIENCE = GRACE + CHECK_INTERVAL + 1  # how many seconds a worker may take to end; its guard normally ends it sooner
+_SETTLING = 1  # how many seconds after its end its exit code may take to be known
+_UNKNOWN_CODE: Final = 256  # one that no process can have
 
 
 @contextmanager
@@ -168,16 +172,38 @@ class WorkerLink:
 
     def join(self) -> None:
         """Waits for the process to end; kills it if it is stuck."""
-        self._process.join(_PATIENCE)
-        if self._process.is_alive():
-            self._process.kill()
-            self._process.join()
+        if self._exit_code(_PATIENCE) is None:
+            self._kill()
 
     def kill(self) -> None:
         """Ends the worker at once, and releases all resources."""
+        self._kill()
+        self.close()
+
+    def _kill(self) -> None:
         self._process.kill()
         self._process.join()
-        self.close()
+        self._settled_code()
+
+    def _exit_code(self, patience: float) -> int | None:
+        """Waits for the process to end; returns its exit code, or None if it still runs."""
+        process: Any = self._process
+        process.join(patience)
+        code: int | None = process.exitcode
+        return self._settled_code() if code is None and wait([process.sentinel], 0) else code
+
+    def _settled_code(self) -> int:
+        """Returns the exit code of the process, which has ended, even if another thread collects it."""
+        # Whichever thread starts a process first collects the codes of all that have ended. Until it has noted one,
+        # a moment later, that process looks alive here. A program that collects its children itself notes none.
+        process: Any = self._process
+        end = time.monotonic() + _SETTLING
+        while process.exitcode is None and time.monotonic() < end:
+            time.sleep(0.001)
+        if process.exitcode is None:
+            process._popen.returncode = _UNKNOWN_CODE  # or multiprocessing would take it for alive for ever
+        code: int = process.exitcode
+        return code
 
     def close(self) -> None:
         """Releases the connection and the resources of the ended process."""
@@ -193,8 +219,7 @@ class WorkerLink:
         process = self._process
         code: int | None = 1  # its server ended, as it could not import the main module
         if process.pid is not None:
-            process.join(timeout=1)  # the exit code may take a moment
-            code = process.exitcode
+            code = self._exit_code(patience=1)
         if self._is_new and not self._answered.value and code == 1:
             return RuntimeError(
                 f"worker {self._number} of {self._workers} ended before it could begin: its traceback is above. "
@@ -202,7 +227,11 @@ class WorkerLink:
                 "'__main__' into a module, and put the loop that starts workers under it; or start workers with "
                 "multiprocessing_context='fork'"
             )
-        if code is None or code >= 0:
+        if code is None:
+            how = "closed its connection, but is still running"
+        elif code == _UNKNOWN_CODE:
+            how = "ended; its exit code is unknown, because the program collects its child processes itself"
+        elif code >= 0:
             how = f"ended with exit code {code}"
         else:
             how = f"was killed by {signal.Signals(-code).name}"

@@ -74,8 +74,7 @@ class Engine:
         check_kind(restored, self.order)
         self._signature = self._describe(datapipe) if self.order is None else {}  # it may hold an index of millions
         if restored is not None and restored.signature:  # without one, no epoch had begun
-            shards = signatures.describe_shards(*graphs.find_branches(datapipe))
-            signatures.check_signature(restored.signature, {**self._signature, **shards})
+            self._check(restored.signature, datapipe)
         self._restored = restored
         self._promised = graphs.promised_length(datapipe) if length is None else length
         self.ranks.divide(
@@ -203,6 +202,17 @@ class Engine:
         self.skips.stop()
         for run in self.graph.runs if self.graph else ():
             run.close()
+
+    def _check(self, then: signatures.Signature, datapipe: IterDataPipe[Any]) -> None:
+        """Raises a ValueError if a state, whose signature is `then`, does not fit the graph and the workers here."""
+        now = {**self._signature, **signatures.describe_shards(*graphs.find_branches(datapipe))}
+        reasons = {}
+        if {then.get("num_workers"), self.num_workers} == {0, 1}:  # one stream either way, in the same order
+            if graphs.is_one_part(datapipe):
+                then = {**then, "num_workers": self.num_workers}
+            else:
+                reasons["num_workers"] = "which only fit each other if no stage follows .join_workers()"
+        signatures.check_signature(then, now, reasons)
 
     def _describe(self, datapipe: IterDataPipe[Any]) -> signatures.Signature:
         ranks, rank = self.ranks.find(datapipe)

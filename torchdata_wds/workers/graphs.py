@@ -20,6 +20,7 @@ from torchdata_wds.pipes.chain_text import short_name
 from torchdata_wds.pipes.division import check_division
 from torchdata_wds.pipes.notes import note_source_failure
 from torchdata_wds.pipes.seeds import Seeds, mix, seed_graph
+from torchdata_wds.pipes.streams.join_workers import JoinWorkersIterDataPipe
 from torchdata_wds.workers.interrupts import interrupts_held
 from torchdata_wds.workers.processes.pool import WorkerPool
 from torchdata_wds.workers.processes.worker import WorkerGraph
@@ -63,6 +64,15 @@ def _is_replicable(datapipe: DataPipe, sources: DataPipeGraph) -> bool:
     """Returns whether a pipe, and all of its sources, may run in workers."""
     may = not hasattr(datapipe, "is_replicable") or bool(datapipe.is_replicable())
     return may and all(_is_replicable(*entry) for entry in sources.values())
+
+
+def is_one_part(datapipe: IterDataPipe[Any]) -> bool:
+    """Returns whether no stage of a graph follows the part that workers run."""
+    # Then an item of the workers is an item of the graph. With .join_workers().batch(2), item 3 of one worker, which is
+    # what a state counts, is in batch 1, which is what a state with num_workers=0 counts.
+    (part, *others) = find_branches(datapipe)
+    is_border = type(datapipe) is JoinWorkersIterDataPipe and datapipe.source_datapipe is part
+    return not others and (part is datapipe or is_border)
 
 
 def runs_once(datapipe: IterDataPipe[Any]) -> bool:

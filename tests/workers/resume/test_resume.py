@@ -237,6 +237,29 @@ def test_main_process_equals_one_worker_when_nothing_else_differs(graph: Graph, 
     assert run(graph(urls), 0, 2) == run(graph(urls), 1, 2)
 
 
+def at_the_border(urls: list[str]) -> Any:
+    return in_epochs(urls).join_workers()
+
+
+@pytest.mark.parametrize("graph", named(plain, at_the_border, slow=(batched, filtered, resampled, handled)))
+def test_state_moves_between_the_main_process_and_one_worker(graph: Graph, urls: list[str]) -> None:
+    """Both ways, in the middle of an epoch that follows one left early, and between two epochs."""
+    for workers in (0, 1):
+        with loader_of(graph(urls), workers) as loader:
+            next(iter(loader))
+            states, items = states_at(loader, [3, "between"])
+            following = [list(loader), list(loader)]
+        for state, expected in zip(states, ([items[3:], *following], following), strict=True):
+            assert resumed(state, 1 - workers, len(expected)) == expected
+
+
+def test_state_of_the_main_process_is_refused_when_a_stage_follows_the_worker(urls: list[str]) -> None:
+    """A batch after .join_workers() is one item in the main process, and several of the worker's."""
+    for workers in (0, 1):
+        message = refusal_of(stopped(joined(urls), workers, 0, 2), 1 - workers)
+        assert f"num_workers: {workers} then, {1 - workers} now (which only fit each other if no stage" in message
+
+
 def test_generators_of_the_process_stay_when_the_graph_runs_in_it(urls: list[str]) -> None:
     """num_workers=0 draws from states of its own: random, numpy and torch go on as if no data had been loaded."""
     for seed in (random.seed, np.random.seed, torch.manual_seed):

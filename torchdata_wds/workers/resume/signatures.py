@@ -16,6 +16,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -192,12 +193,16 @@ def _digest(items: Sequence[Any]) -> list[int]:
     return [len(items), digest]
 
 
-def check_signature(then: Signature, now: Signature) -> None:
-    """Raises a ValueError that names each difference between a saved signature and that of the present graph."""
+def check_signature(then: Signature, now: Signature, reasons: Mapping[str, str] = MappingProxyType({})) -> None:
+    """Raises a ValueError that names each difference between a saved signature and that of the present graph.
+
+    `reasons` say, by the name of a value, why a difference matters.
+    """
     lists = now.get(_LISTS, ())
     then, now = (json.loads(json.dumps(without_lists(signature))) for signature in (then, now))
     differences = [
         f"{name}: {_shown(then.get(name))} then, {_shown(now.get(name))} now"
+        + (f" ({reasons[name]})" if name in reasons else "")
         for name in {**then, **now}
         if name not in ("stages", "contents") and then.get(name) != now.get(name)
     ]

@@ -19,15 +19,15 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 
 from tests.kits.shards import text_keys, write_text_shards
 from torchdata_wds import WdsLoader, index_shard
-from torchdata_wds.consumers import Place
 from torchdata_wds.format.index.dataset import DatasetIndex
 from torchdata_wds.pipes.base import WdsPipe
 from torchdata_wds.pipes.order.permutation import Order as Positions
 from torchdata_wds.pipes.seeds import Seeds
-from torchdata_wds.workers import graphs
+from torchdata_wds.workers import engine, graphs
 from torchdata_wds.workers.processes.worker import Failure, Order, WorkerGraph
 from torchdata_wds.workers.resume.checkpoints import Streams
 from torchdata_wds.workers.resume.ordered import Gap
+from torchdata_wds.workers.stream_pool import PoolOptions
 
 #: Shards of which tests take some; their samples are told apart by their keys.
 SIZES = (9, 0, 1, 14, 3, 0, 25, 6, 2, 17, 1, 40)
@@ -94,8 +94,8 @@ class LocalPool(WdsPipe[Any]):
 
     has_cycled = was_interrupted = False
 
-    def __init__(self, graph: WorkerGraph, place: Place, workers: int, *_: Any) -> None:
-        self.place = place
+    def __init__(self, graph: WorkerGraph, options: PoolOptions, context: str | None = None) -> None:
+        self.place, workers = options.place, options.num_workers
         self.streams = Streams(workers)
         self._graphs = [WorkerGraph(graphs.copied(graph.datapipe), graph.functions) for _ in range(workers)]
         self._seeds: Seeds = (0, 0)
@@ -141,7 +141,7 @@ class LocalPool(WdsPipe[Any]):
 def local_workers() -> Iterator[None]:
     """Runs the workers of loaders in this process."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(graphs, "WorkerPool", LocalPool)
+        patch.setattr(engine, "WorkerPool", LocalPool)
         yield
 
 

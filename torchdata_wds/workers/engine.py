@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -13,23 +14,28 @@ from torchdata_wds.consumers import Place, traverse
 from torchdata_wds.pipes.seeds import Seeds, mix, seed_graph
 from torchdata_wds.workers import graphs
 from torchdata_wds.workers.interrupts import interrupts_held
+from torchdata_wds.workers.processes.pool import WorkerPool
+from torchdata_wds.workers.processes.worker import WorkerGraph
 from torchdata_wds.workers.ranks import RankDivision
 from torchdata_wds.workers.resume import signatures
 from torchdata_wds.workers.resume.checkpoints import Checkpoint, has_epoch, pack_runs, taken_by, unpack_streams
 from torchdata_wds.workers.resume.job_order import UNSTARTED_ORDER, JobOrder, check_kind, find_order
 from torchdata_wds.workers.resume.stream import WorkerFunctions
 from torchdata_wds.workers.skips import EpochSkips
+from torchdata_wds.workers.stream_pool import PoolOptions, StreamPool
 
 #: Draws the seeds of an epoch, or repeats the draw that its argument describes (None for a new one). Returns a
 #: description in plain values, which a state keeps, and the seeds.
 Draw = Callable[[Any], tuple[Any, Seeds]]
+PoolMaker = Callable[[WorkerGraph, PoolOptions], StreamPool]
 
 
 class Engine:
     """Divides, seeds, runs and resumes one graph; its front decides when an epoch begins and ends.
 
-    `ranks` is the place among the ranks, or one of the words of `RankDivision`; the other arguments are those of
-    `WorkersReadingService`. Raises TypeErrors and ValueErrors for wrong arguments.
+    `ranks` is the place among the ranks, or one of the words of `RankDivision`; `pool` makes the pools of workers, by
+    default of processes; the other arguments are those of `WorkersReadingService`. Raises TypeErrors and ValueErrors
+    for wrong arguments.
     """
 
     def __init__(
@@ -42,11 +48,13 @@ class Engine:
         timeout: float = 0,
         ranks: Place | str = "auto",
         seed: int | None = None,
+        pool: PoolMaker | None = None,
     ) -> None:
         self.num_workers = checked_int("num_workers", num_workers, 0)
         self.prefetch_factor = checked_int("prefetch_factor", prefetch_factor, 1)
-        self.multiprocessing_context = checked_context(multiprocessing_context)
+        context = checked_context(multiprocessing_context)
         self.timeout = checked_timeout(timeout)
+        self._make_pool = pool or functools.partial(WorkerPool, context=context)
         self.seed = None if seed is None else checked_int("seed", seed, 0, 2**64 - 1)
         self.ranks = RankDivision(ranks)
         self.epoch = 0  # how many epochs have begun
@@ -83,12 +91,13 @@ class Engine:
         with interrupts_held():  # a partly divided graph could not be divided again
             graph = graphs.RunningGraph(datapipe, self._functions)
             if self.num_workers and not graphs.runs_once(datapipe):
-                graph.move_to_workers(
-                    self.num_workers, self.prefetch_factor, self.multiprocessing_context, self.timeout
-                )
+                graph.move_to_workers(self.num_workers, self._pool)
             else:
                 graph.keep_here()
             self.graph = graph  # only now: a graph that could not be divided must not run
+
+    def _pool(self, graph: WorkerGraph, place: Place) -> StreamPool:
+        return self._make_pool(graph, PoolOptions(place, self.num_workers, self.prefetch_factor, self.timeout))
 
     def begin(self, draw: Draw, epoch: int | None = None) -> None:
         """Begins an epoch, the next one or number `epoch` from 0: seeds the graph, and starts the workers."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import Any, TypeVar
 
@@ -22,7 +22,6 @@ from torchdata_wds.pipes.notes import note_source_failure
 from torchdata_wds.pipes.seeds import Seeds, mix, seed_graph
 from torchdata_wds.pipes.streams.join_workers import JoinWorkersIterDataPipe
 from torchdata_wds.workers.interrupts import interrupts_held
-from torchdata_wds.workers.processes.pool import WorkerPool
 from torchdata_wds.workers.processes.worker import WorkerGraph
 from torchdata_wds.workers.ranks import ranks_of
 from torchdata_wds.workers.resume.checkpoints import Streams
@@ -30,6 +29,7 @@ from torchdata_wds.workers.resume.ordered import Gap
 from torchdata_wds.workers.resume.planner import find_chain, is_torchdata
 from torchdata_wds.workers.resume.stream import Stream, WorkerFunctions
 from torchdata_wds.workers.skips import SkipWatch
+from torchdata_wds.workers.stream_pool import StreamPool
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -119,7 +119,7 @@ class LocalIterDataPipe(WdsPipe[Any]):
 
     #: So `.join_workers()` does not mistake this for a stage that follows it.
     runs_others = True
-    has_cycled = False  # as in `WorkerPool`; here such a stage is part of the stream
+    has_cycled = False  # as in `StreamPool`; here such a stage is part of the stream
 
     def __init__(self, source_datapipe: IterDataPipe[Any], *, worker: int = 0, **options: Any) -> None:
         self.source_datapipe = source_datapipe
@@ -167,24 +167,23 @@ class LocalIterDataPipe(WdsPipe[Any]):
 
 
 class RunningGraph:
-    """A graph whose branches run in worker processes, or all of it as one stream in this process."""
+    """A graph whose branches run in workers, or all of it as one stream in this process."""
 
     def __init__(self, datapipe: Any, functions: WorkerFunctions) -> None:
         self.end: IterDataPipe[Any] = datapipe  # the last pipe in the main process
         self.branches: list[Any] = find_branches(datapipe)
         self._numbers = _numbers_of(self.branches)
-        self.runs: list[Any] = []  # a `WorkerPool` for each, or one `LocalIterDataPipe` for all
+        self.runs: list[Any] = []  # a `StreamPool` for each, or one `LocalIterDataPipe` for all
         self.watch: SkipWatch | None = None  # of the stages in the main process, if there are workers
         self.workers = 0
         self._functions = functions
 
-    def move_to_workers(self, num_workers: int, *options: Any) -> None:
-        """Runs each branch in worker processes of its own; `options` are the remaining ones of `WorkerPool`."""
+    def move_to_workers(self, num_workers: int, make_pool: Callable[[WorkerGraph, Place], StreamPool]) -> None:
+        """Runs each branch in a pool of its own, made from that part of the graph and this rank's place."""
         self.workers = num_workers
         for branch in self.branches:
             check_division(branch, workers=num_workers)
-            graph = WorkerGraph(branch, self._functions)
-            self._run(WorkerPool(graph, ranks_of(branch) or Place(), num_workers, *options), branch)
+            self._run(make_pool(WorkerGraph(branch, self._functions), ranks_of(branch) or Place()), branch)
         self.watch = SkipWatch(self.end)
 
     def keep_here(self) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
-from typing import Any, Final
+from typing import Any
 
 from torchdata_wds.consumers import no_traversal
 from torchdata_wds.pipes.resume_facts import Facts
@@ -21,8 +21,7 @@ from torchdata_wds.workers.interrupts import interrupts_held
 from torchdata_wds.workers.processes.messages import Message, Receiver, open_channel
 from torchdata_wds.workers.processes.shared_memory import Limits
 from torchdata_wds.workers.processes.worker import CHECK_INTERVAL, GRACE, NoticeBoard, Order, WorkerGraph, run_worker
-
-END: Final = object()  # marks the end of a worker's stream
+from torchdata_wds.workers.stream_pool import StreamLink
 
 #: How many segments of shared memory, and so open files, a set of workers may have while the main process holds many
 #: batches; and how many segments, besides one for each message ahead, every worker may have in any case, and keeps.
@@ -45,19 +44,15 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
-class WorkerLink:
+class WorkerLink(StreamLink):
     """Worker process number `number` of `workers`, which may run `ahead` messages ahead of the main process."""
 
     def __init__(
         self, context: Any, graph: WorkerGraph, board: NoticeBoard, number: int, workers: int, ahead: int
     ) -> None:
-        self._number = number
-        self._workers = workers
+        super().__init__(number, workers)
         self._answered = context.RawValue(ctypes.c_uint64)  # the last order that the worker took up; 0 before the first
-        self._message: Message | None = None
-        self._turn = self._first_turn = 0
-        self._keeps_facts = False
-        self.facts = Facts()
+        self._first_turn = 0
         self._credits = context.Semaphore(ahead)
         kept = ahead + _SPARE_SEGMENTS
         limits = Limits(max(_MOST_SEGMENTS // workers, kept), kept)
@@ -84,11 +79,8 @@ class WorkerLink:
 
     def order(self, order: Order, facts: Facts, *, keeps_facts: bool) -> None:
         """Requests a stream in place of any earlier one; with `keeps_facts`, `facts` still collects that one's."""
-        self._drop_message()
-        self._turn = order.turn
+        self._note_order(order.turn, facts, keeps_facts=keeps_facts)
         self._first_turn = self._first_turn or order.turn
-        self.facts = facts
-        self._keeps_facts = keeps_facts
         is_known = bool(facts.passes)
         try:
             # Messages of an earlier order come first: the worker may be blocked until they are received.
@@ -122,47 +114,16 @@ class WorkerLink:
         """Whether the worker has taken up an earlier order, but not the last one."""
         return bool(0 < self._answered.value < self._turn)
 
-    def wait_for_facts(self, timeout: float | None) -> None:
-        """Waits until the graph has reported where the epoch began, or has ended without beginning one."""
-        while not self.facts.passes and not self._has_ended:
-            if self._receive(timeout).turn != self._turn:
-                self.facts.passes.clear()  # those of the previous epoch
-
-    @property
-    def _has_ended(self) -> bool:
-        message = self._message
-        return message is not None and message.turn == self._turn and message.is_last
-
-    def take(self, turn: int, timeout: float | None) -> Any:
-        """Returns the next item of an order, or `END`; raises a RuntimeError if the worker died or is too slow."""
-        while self._message is None or self._message.turn != turn or self._message.is_empty:
-            if self._message is not None and self._message.turn == turn and self._message.is_last:
-                return END
-            self._receive(timeout)
-        return self._message.take()
-
-    def _receive(self, timeout: float | None) -> Message:
-        """Replaces the current message by the next one, and notes what the graph reported in it."""
-        self._drop_message()
+    def _next_message(self, timeout: float | None) -> Message | None:
         try:
-            message = self._receiver.receive(timeout)
+            return self._receiver.receive(timeout)
         except (OSError, EOFError) as error:
             raise self._explained(error) from error
-        if message is None:
-            raise RuntimeError(
-                f"worker {self._number} of {self._workers} did not send its next item within timeout={timeout} s: its "
-                "source is slow or stuck. A larger timeout waits longer, timeout=0 forever"
-            )
-        if message.facts and (self._keeps_facts or message.turn == self._turn):
-            self.facts.add(message.facts)
-        self._message = message
+
+    def _receive(self, timeout: float | None) -> Message:
+        message = super()._receive(timeout)
         self._receiver.is_settled = True
         return message
-
-    def _drop_message(self) -> None:
-        message, self._message = self._message, None
-        if message is not None:
-            message.discard()
 
     def hang_up(self) -> None:
         """Shuts down the connection: the worker ends at its next use, and a thread waiting here wakes up."""

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import Any, Final
 
 from torchdata_wds.consumers import no_traversal
 from torchdata_wds.pipes.resume_facts import Facts

@@ -35,17 +35,20 @@ from torchdata_wds.workers.processes.shared_memory import Limits, SegmentPool, S
 
 #: Buffers of this many bytes or more stay outside the pickle; for smaller ones, copying costs less than bookkeeping.
 LARGE = 1 << 16
-_PROTOCOL = 5
+PROTOCOL = 5
 Buffer = bytes | bytearray | memoryview
 
 
 class Packer:
-    """Pickles items one after another, each separately; buffers of 64 KB or more stay outside the pickle."""
+    """Pickles items one after another, each separately; buffers of 64 KB or more stay outside the pickle.
 
-    def __init__(self) -> None:
+    `make_pickler` is called with a file, and with what decides which buffers stay inside.
+    """
+
+    def __init__(self, make_pickler: Callable[[io.BytesIO, Any], Any] | None = None) -> None:
         self._file = io.BytesIO()
         self._outside: list[pickle.PickleBuffer] = []
-        self._pickler = _TensorPickler(self._file, _PROTOCOL, True, self._keep_inside)
+        self._pickler = (make_pickler or _process_pickler)(self._file, self._keep_inside)
 
     def pack(self, item: Any) -> tuple[int, int]:
         """Adds an item, unless pickling it raises; returns the end of its pickle and the bytes of all items."""
@@ -80,13 +83,22 @@ class Packer:
 
 class _TensorPickler(ForkingPickler):
     def reducer_override(self, value: Any) -> Any:
-        if type(value) is not torch.Tensor or not _is_plain(value):
-            return NotImplemented
-        # Not through numpy, which lacks some of torch's types.
-        memory: Any = (ctypes.c_ubyte * (value.numel() * value.element_size())).from_address(value.data_ptr())
-        memory.tensor = value  # keeps the tensor alive while its memory is referenced
-        dtype = str(value.dtype).removeprefix("torch.")
-        return _tensor_of, (pickle.PickleBuffer(memory), dtype, tuple(value.shape), value.stride())
+        return reduce_tensor(value)
+
+
+def _process_pickler(file: io.BytesIO, keep_inside: Any) -> _TensorPickler:
+    return _TensorPickler(file, PROTOCOL, True, keep_inside)
+
+
+def reduce_tensor(value: Any) -> Any:
+    """Returns how a plain tensor is pickled, as a buffer; NotImplemented for anything else."""
+    if type(value) is not torch.Tensor or not _is_plain(value):
+        return NotImplemented
+    # Not through numpy, which lacks some of torch's types.
+    memory: Any = (ctypes.c_ubyte * (value.numel() * value.element_size())).from_address(value.data_ptr())
+    memory.tensor = value  # keeps the tensor alive while its memory is referenced
+    dtype = str(value.dtype).removeprefix("torch.")
+    return _tensor_of, (pickle.PickleBuffer(memory), dtype, tuple(value.shape), value.stride())
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

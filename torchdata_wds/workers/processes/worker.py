@@ -102,7 +102,7 @@ class Order(NamedTuple):
     epoch: int = 0  # its number, from 0
 
 
-class _Imports:
+class Imports:
     """Imports torchdata where it is unpickled, if it is imported here: the pipes' own imports of it would warn."""
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -121,13 +121,22 @@ class WorkerGraph:
     def __getstate__(self) -> dict[str, Any]:
         # torch's wrapper uses dill, if installed, for what pickle cannot handle (lambdas).
         packed = _IterDataPipeSerializationWrapper(self.datapipe)  # type: ignore[no-untyped-call]
-        first = {"imports": _Imports()}
+        first = {"imports": Imports()}
         return {**first, **vars(self), "datapipe": packed, "_stream": None, "said": frozenset(said)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         said.update(state.pop("said"))
         del state["imports"]
         vars(self).update(state, datapipe=state["datapipe"]._datapipe)
+
+    def prepare(self, order: Order, worker: int, workers: int) -> None:
+        """Seeds what augmentations draw from, and sets what ``get_worker_info`` returns, for lack of a public way."""
+        random.seed(mix(order.seeds[1], worker, "random"))
+        np.random.seed(mix(order.seeds[1], worker, "numpy") >> 32)
+        seed = mix(order.seeds[1], worker, "torch")
+        torch.manual_seed(seed)
+        info = torch_worker.WorkerInfo(id=worker, num_workers=workers, seed=seed, dataset=self.datapipe)
+        torch_worker._worker_info = info
 
     def items(self, order: Order, worker: int, workers: int) -> Generator[Any, None, None]:
         """Yields the items of one worker; an exception ends the stream, as a `Failure` in place of an item."""
@@ -178,13 +187,7 @@ def run_worker(
         while not board.closing:
             order: Order = connection.recv()
             answered.value = order.turn
-            # Seeds what augmentations draw from, and sets what ``get_worker_info`` returns, for lack of a public way.
-            random.seed(mix(order.seeds[1], worker, "random"))
-            np.random.seed(mix(order.seeds[1], worker, "numpy") >> 32)
-            seed = mix(order.seeds[1], worker, "torch")
-            torch.manual_seed(seed)
-            info = torch_worker.WorkerInfo(id=worker, num_workers=workers, seed=seed, dataset=graph.datapipe)
-            torch_worker._worker_info = info
+            graph.prepare(order, worker, workers)
             with closing(graph.items(order, worker, workers)) as items:
                 _answer(order, items, sender, board)
 
@@ -205,15 +208,20 @@ def _answer(order: Order, items: Iterator[Any], sender: Sender, board: NoticeBoa
         except ConnectionError:
             raise
         except Exception as error:  # noqa: BLE001  # pickling may raise anything
-            explained = RuntimeError(
-                f"{_where()} could not send an item of type {type(item).__qualname__} to the main process: "
-                f"{type(error).__name__}: {error}. Yield bytes, arrays, tensors or plain Python objects, or move the "
-                "stage that makes it after .join_workers()"
-            )
-            explained.__cause__ = error
-            sender.add(Failure(explained, _where()))
+            sender.add(unsent(item, error))
             break
     sender.finish()
+
+
+def unsent(item: Any, error: Exception) -> Failure:
+    """Returns what takes the place of an item that cannot be pickled."""
+    explained = RuntimeError(
+        f"{_where()} could not send an item of type {type(item).__qualname__} to the main process: "
+        f"{type(error).__name__}: {error}. Yield bytes, arrays, tensors or plain Python objects, or move the "
+        "stage that makes it after .join_workers()"
+    )
+    explained.__cause__ = error
+    return Failure(explained, _where())
 
 
 def _where() -> str:

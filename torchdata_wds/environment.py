@@ -12,6 +12,7 @@
 | ``AWS_ENDPOINT_URL``, ... | the address of a store, which decides the names of its copies in a cache |
 | ``XDG_CACHE_HOME`` | the user's cache folder, ``~/.cache`` by default: indexes that were made here are kept in it |
 | ``HTTP_PROXY``, ... | the proxy for web servers |
+| ``RAY_ADDRESS`` | the Ray cluster that the address ``auto`` means |
 | ``RANK``, ``WORLD_SIZE`` | this process's place, as torchrun sets it, until torch.distributed is initialised |
 
 Paths in a dataset file may use other variables, as ``$NAME``.
@@ -103,3 +104,20 @@ def aws_config() -> tuple[str, str]:
 
 def _ignores_endpoints() -> bool:
     return os.environ.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "").lower() == "true"
+
+
+def ray_address() -> str:
+    """Returns the address of the Ray cluster that ``RAY_ADDRESS`` names; "" if it is not set."""
+    return os.environ.get("RAY_ADDRESS", "")
+
+
+def ray_variables() -> dict[str, str]:
+    """Returns the variables of Ray, which sets some itself."""
+    return {name: value for name, value in os.environ.items() if name.startswith("RAY_")}
+
+
+def set_ray_variables(wanted: dict[str, str]) -> None:
+    """Sets the variables of Ray, and removes its others."""
+    for name in ray_variables().keys() - wanted.keys():
+        del os.environ[name]
+    os.environ.update(wanted)

@@ -1,0 +1,1 @@
+"""Runs a graph in actors of a Ray cluster."""

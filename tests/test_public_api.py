@@ -24,7 +24,8 @@ FILES = sorted(ROOT.rglob("*.py"))
 MODULES = sorted(
     [info.name for info in pkgutil.walk_packages([str(ROOT)], "torchdata_wds.") if not info.name.endswith("__main__")]
 )
-NAMES = [name for name in torchdata_wds.__all__ if is_installed() or name != "WorkersReadingService"]
+SERVICES = {"WorkersReadingService", "RayReadingService"}  # they need torchdata
+NAMES = [name for name in torchdata_wds.__all__ if is_installed() or name not in SERVICES]
 
 
 def public_names() -> set[str]:
@@ -44,9 +45,9 @@ def test_all_is_exact() -> None:
     assert len(set(torchdata_wds.__all__)) == len(torchdata_wds.__all__)
     for name in NAMES:
         assert getattr(torchdata_wds, name) is not None
-    later = {"StatefulPipeline", "WdsLoader", "WorkersReadingService"}
-    # without torchdata, the service is left out, since `import *` would fail
-    assert public_names() | later == set(torchdata_wds.__all__) | {"WorkersReadingService"}
+    later = {"StatefulPipeline", "WdsLoader", "RayPool", *SERVICES}
+    # without torchdata, the services are left out, since `import *` would fail
+    assert public_names() | later == set(torchdata_wds.__all__) | SERVICES
 
 
 def test_all_holds_every_pipe_exception_and_handler() -> None:

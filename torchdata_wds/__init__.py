@@ -90,6 +90,8 @@ from torchdata_wds.writers.tar_writer import TarWriter
 
 if TYPE_CHECKING:
     from torchdata_wds.workers.loader import WdsLoader
+    from torchdata_wds.workers.ray.actor_pool import RayPool
+    from torchdata_wds.workers.ray.reading_service import RayReadingService
     from torchdata_wds.workers.resume.stateful import StatefulPipeline
     from torchdata_wds.workers.service import WorkersReadingService
 
@@ -97,7 +99,8 @@ __version__ = "0.1.0"
 
 __all__ = [
     "WebDataset", "load_dataset", "IndexedShards", "IndexedMix", "WdsLoader", "WorkersReadingService",
-    "StatefulPipeline", "wds_collate", "handle_extension", "image_decoder", "torch_video", "torch_audio", "TextSegment",
+    "StatefulPipeline", "RayPool", "RayReadingService",
+    "wds_collate", "handle_extension", "image_decoder", "torch_video", "torch_audio", "TextSegment",
     "ImageSegment", "interleaved_sample", "ShardMember", "ShardSlice", "CachedShard",
     # writing
     "TarWriter", "ShardWriter", "ShardInfo", "ShardIndex", "DatasetIndex", "index_shard", "dali_index", "wids_index",
@@ -124,11 +127,14 @@ def _has_torchdata() -> bool:
 
 
 if not _has_torchdata():
-    __all__.remove("WorkersReadingService")  # or `from torchdata_wds import *` would be an error
+    for _name in ("WorkersReadingService", "RayReadingService"):
+        __all__.remove(_name)  # or `from torchdata_wds import *` would be an error
 
 #: What is imported when it is first used: it takes time, or torchdata.
 _LATER = {
     "WdsLoader": "torchdata_wds.workers.loader",
+    "RayPool": "torchdata_wds.workers.ray.actor_pool",
+    "RayReadingService": "torchdata_wds.workers.ray.reading_service",
     "WorkersReadingService": "torchdata_wds.workers.service",
     "StatefulPipeline": "torchdata_wds.workers.resume.stateful",
 }

@@ -53,6 +53,9 @@ class Engine:
         self.num_workers = checked_int("num_workers", num_workers, 0)
         self.prefetch_factor = checked_int("prefetch_factor", prefetch_factor, 1)
         context = checked_context(multiprocessing_context)
+        if pool is not None and (context is not None or not self.num_workers):
+            what = "num_workers must be at least 1" if context is None else "multiprocessing_context must be None"
+            raise ValueError(f"{what} with pool=, whose workers are not processes of this machine")
         self.timeout = checked_timeout(timeout)
         self._make_pool = pool or functools.partial(WorkerPool, context=context)
         self.seed = None if seed is None else checked_int("seed", seed, 0, 2**64 - 1)

@@ -14,7 +14,7 @@ from torchdata_wds.checks import check_flags, checked_int
 from torchdata_wds.consumers import Place, Ranks, checked_ranks
 from torchdata_wds.pipes.seeds import Seeds
 from torchdata_wds.workers import accelerate, graphs, lightning
-from torchdata_wds.workers.engine import Engine
+from torchdata_wds.workers.engine import Engine, PoolMaker
 from torchdata_wds.workers.lengths import items_per_epoch
 from torchdata_wds.workers.resume.checkpoints import Checkpoint, OrderState
 from torchdata_wds.workers.resume.job_order import UNSTARTED_ORDER, find_order
@@ -38,7 +38,7 @@ class WdsLoader(Generic[T]):
     Args:
         pipe: The last pipe of the graph. ``.sharding_filter()``, ``.split_shards()`` or ``.load_in_order()`` divides
             its work among workers and ranks.
-        num_workers: The number of worker processes; 0 runs everything in the main process, in the order of one worker.
+        num_workers: The number of workers; 0 runs everything in the main process, in the order of one worker.
         seed: Makes every order depend only on this seed, the epoch's number, and the rank and worker (except for
             ``.load_in_order()``). None draws a seed for each epoch from torch's global generator; all ranks share it,
             and must begin each epoch.
@@ -48,13 +48,13 @@ class WdsLoader(Generic[T]):
             model replica (tensor, pipeline or context parallelism) must read the same data: pass their data-parallel
             group, and the same ``seed`` in all processes.
         prefetch_factor: How many batches, or groups of small items, each worker makes ahead.
-        multiprocessing_context: How workers are started: ``"fork"``, ``"spawn"``, ``"forkserver"``, or None for
-            Python's default.
+        multiprocessing_context: How processes start: ``"fork"``, ``"spawn"``, ``"forkserver"``; None: Python's default.
         timeout: Seconds to wait for an item before raising an error; 0 waits forever.
         pin_memory: Whether to pin the memory of items, if there is a CUDA device. With workers, a thread does it.
         length: What ``len()`` returns: the number of items in an epoch on this rank, over all its workers. None derives
             it from the graph and the shards' indexes, where possible.
-        worker_init_fn: ``callable(worker_id)``, called once in each worker process, as by torch's DataLoader.
+        worker_init_fn: ``callable(worker_id)``, called once in each worker, as by torch's DataLoader.
+        pool: Where the workers run, if not in processes of this machine: a `RayPool`.
 
     Raises:
         TypeError: if an argument has the wrong type.
@@ -85,6 +85,7 @@ class WdsLoader(Generic[T]):
         pin_memory: bool = False,
         length: int | None = None,
         worker_init_fn: Callable[[int], object] | None = None,
+        pool: PoolMaker | None = None,
     ) -> None:
         if not isinstance(pipe, IterDataPipe):
             hint = ". Of a map-style one, data.shuffle().sharding_filter() makes one" * isinstance(pipe, MapDataPipe)
@@ -104,6 +105,7 @@ class WdsLoader(Generic[T]):
             ranks=checked_ranks(ranks) or "auto",
             seed=seed,
             functions=WorkerFunctions(first, None, Place, _no_generator),
+            pool=checked_function("pool", pool),
         )
         self._engine = self._new_engine()
         self._running: Epoch[T] | None = None  # the last one begun
@@ -122,8 +124,8 @@ class WdsLoader(Generic[T]):
     def prefetch_to_device(self, device: torch.device | str | int) -> LoaderIterator[T]:
         """Begins an epoch, as ``iter()`` does, and copies its items to a device.
 
-        The next item is copied on a separate stream while the current one is used; with ``pin_memory=True`` that copy
-        does not block. On the CPU, items pass unchanged. A state counts only delivered items.
+        The next item is copied on a separate stream while the current one is used; with ``pin_memory=True``, without
+        blocking. A state counts only delivered items.
 
         Example:
             >>> from torch.utils.data.datapipes.iter import IterableWrapper
@@ -251,9 +253,8 @@ class WdsLoader(Generic[T]):
         if engine.graph is None:
             order = None if find_order(self.pipe) is None else UNSTARTED_ORDER
             return Checkpoint({}, 0, False, None, None, None, order)
-        if running is None:  # Ctrl-C came when an epoch began
-            return engine.checkpoint(0)
-        if running.is_fresh:  # the epoch before is over, and this one is the next
+        # Ctrl-C came when an epoch began; or the epoch before is over, and this one is the next.
+        if running is None or running.is_fresh:
             return engine.checkpoint(0)
         if position is not None and position.is_over and not running.has_more():
             engine.end()
@@ -328,8 +329,7 @@ class WdsLoader(Generic[T]):
         self.shutdown()
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy has not begun an epoch.
-        return {**vars(self), "_engine": self._new_engine(), "_running": None, "_is_paused": False}
+        return {**vars(self), "_engine": self._new_engine(), "_running": None, "_is_paused": False}  # begun nothing
 
 
 def _draw(saved: Any) -> tuple[Any, Seeds]:

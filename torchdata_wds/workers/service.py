@@ -15,7 +15,7 @@ from torchdata_wds.checks import check_flags
 from torchdata_wds.consumers import Place, Ranks, checked_ranks
 from torchdata_wds.pipes.seeds import Seeds
 from torchdata_wds.workers import lightning
-from torchdata_wds.workers.engine import Engine
+from torchdata_wds.workers.engine import Engine, PoolMaker
 from torchdata_wds.workers.lengths import items_per_epoch
 from torchdata_wds.workers.resume.checkpoints import Checkpoint
 from torchdata_wds.workers.resume.stream import WorkerFunctions, checked_function
@@ -115,6 +115,7 @@ class WorkersReadingService(CheckpointableReadingServiceInterface):  # type: ign
         worker_init_fn: WorkerFn | None = None,
         worker_reset_fn: WorkerFn | None = None,
         ranks: Ranks | None = None,
+        _pool: PoolMaker | None = None,  # of a subclass
     ) -> None:
         check_flags(distributed=distributed)
         if distributed and ranks is not None:
@@ -137,6 +138,7 @@ class WorkersReadingService(CheckpointableReadingServiceInterface):  # type: ign
             ranks=place,
             seed=seed,
             functions=functions,
+            pool=_pool,
         )
         self._engine = self._new_engine()
         self._is_paused = False
@@ -144,8 +146,8 @@ class WorkersReadingService(CheckpointableReadingServiceInterface):  # type: ign
     def __call__(self, *_: Any) -> NoReturn:
         """Raises a TypeError if the service was passed as an adapter, the second positional argument of DataLoader2."""
         raise TypeError(
-            "WorkersReadingService was passed as the datapipe_adapter_fn of DataLoader2, its second argument; pass it "
-            "by name: DataLoader2(pipe, reading_service=WorkersReadingService(num_workers))"
+            f"{type(self).__name__} was passed as the datapipe_adapter_fn of DataLoader2, its second argument; pass it "
+            f"by name: DataLoader2(pipe, reading_service={type(self).__name__}(num_workers))"
         )
 
     def initialize(self, datapipe: IterDataPipe[Any]) -> IterDataPipe[Any]:

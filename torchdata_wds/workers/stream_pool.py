@@ -171,8 +171,11 @@ class StreamPool(WdsPipe[Any]):
         """Waits until every worker has reported where its epoch began."""
         self._check_owner()
         with self._lock:
-            for link in self._links:
-                link.wait_for_facts(self._timeout)
+            for number in range(len(self._links)):
+                self._wait_for_facts(number)
+
+    def _wait_for_facts(self, number: int) -> None:
+        self._links[number].wait_for_facts(self._timeout)
 
     def _check_owner(self) -> None:
         """Raises in a forked process, which would take items away from the pool's owner."""

@@ -43,13 +43,21 @@ _OTHER_CURE = "write a stage that yields one item for each, such as .map(f) or .
 class OrderedStreams(Streams):
     """The streams of a rank's workers, which all begin at one position."""
 
-    def __init__(self, workers: int, point: OrderPoint) -> None:
+    def __init__(self, workers: int, point: OrderPoint, ranks: int = 1) -> None:
         super().__init__(workers)
         self.point = point
+        self._ranks = ranks
 
     def points(self) -> list[Any]:
         """Returns where each worker begins."""
         return [self.point] * len(self.facts)
+
+    def point_of(self, worker: int) -> OrderPoint:
+        """Returns where a worker goes on after the items that were taken from it."""
+        # Of 2 workers and 3 ranks with items of 8 samples, each item of a worker is 48 positions after the one before.
+        counts, point = self.turns.at(self.taken)[0], self.point
+        done = counts[worker] * len(counts) * self._ranks * point.item
+        return point._replace(base=max(point.base, min(point.base + done, point.contents.total)))
 
     def taken_for(self, items: int) -> int:
         """Returns how many items, including those left out, the workers had passed when `items` had come."""
@@ -117,7 +125,7 @@ class JobOrder:
 
     def streams(self, workers: int) -> OrderedStreams:
         """Returns the streams of the running epoch."""
-        return OrderedStreams(workers, self.point)
+        return OrderedStreams(workers, self.point, self._ranks)
 
     def checkpoint(self, number: int, position: int) -> Checkpoint:
         """Returns the state at a position of epoch `number`."""

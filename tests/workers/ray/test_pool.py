@@ -1,0 +1,29 @@
+"""A pool of actors: the items and states of local workers."""
+
+import numpy as np
+from torch.utils.data import IterDataPipe
+from torch.utils.data.datapipes.iter import IterableWrapper
+
+from torchdata_wds import RayPool, WdsLoader
+
+
+def graph() -> IterDataPipe[tuple[int, np.ndarray]]:
+    """Some items with large arrays, made by an inner function."""
+
+    def with_array(number: int) -> tuple[int, np.ndarray]:
+        return number, np.full(20_000, number)
+
+    return IterableWrapper(range(30)).shuffle().sharding_filter().wds_map(with_array)
+
+
+def test_items_and_states_are_those_of_local_workers() -> None:
+    """On a cluster that is started and ended here; a state goes on with local workers."""
+    with WdsLoader(graph(), 2, seed=1) as local, WdsLoader(graph(), 2, seed=1, pool=RayPool()) as loader:
+        expected = [number for number, _ in local]
+        items = iter(loader)
+        found = [next(items) for _ in range(7)]
+        assert all((array == number).all() for number, array in found)
+        found[0][1][:] = -1  # arrays are writable
+        local.load_state_dict(loader.state_dict())
+        assert [number for number, _ in found] + [number for number, _ in local] == expected
+        assert [number for number, _ in items] == expected[7:]

@@ -1,0 +1,244 @@
+"""The actors of a Ray cluster that run one part of a graph, as the main process sees them."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import pickle
+import uuid
+import weakref
+from collections.abc import Mapping
+from multiprocessing.util import Finalize
+from typing import Any
+
+from torchdata_wds.checks import checked_int
+from torchdata_wds.workers.interrupts import interrupts_held
+from torchdata_wds.workers.processes.worker import GRACE, Order, WorkerGraph
+from torchdata_wds.workers.ray.actor_link import ActorLink
+from torchdata_wds.workers.ray.cluster import Cluster, import_ray
+from torchdata_wds.workers.ray.losses import ActorPlace, LostActorError
+from torchdata_wds.workers.resume.checkpoints import Streams
+from torchdata_wds.workers.resume.lost_streams import point_of
+from torchdata_wds.workers.stream_pool import END, PoolOptions, StreamPool
+
+logger = logging.getLogger(__name__)
+_LONGEST_CAUSE = 400
+
+#: Options of an actor that the pool decides: with them, Ray would restart it by itself, or let it outlive its program.
+_OWN_OPTIONS = {
+    *("max_restarts", "max_task_retries", "max_concurrency", "concurrency_groups"),
+    *("lifetime", "name", "namespace", "get_if_exists"),
+}
+
+
+class RayPool:
+    """Runs a loader's workers as actors of a Ray cluster, in place of processes of this machine.
+
+    Order, seeds, epochs and states are those of as many local workers: a state taken with one pool resumes with the
+    other. An actor that is lost, with its node or alone, is replaced wherever there is room, and its stream goes on at
+    the first item that was not delivered: nothing is lost or repeated. A warning says so, and `restarts` counts it.
+
+    The graph is sent by cloudpickle, with lambdas and functions of ``__main__``. Arrays and tensors of 64 KB or more
+    are views of Ray's object store, without a copy on the same node. Each loader has its own actors, and each of its
+    branches. They end with the loader, and with the program.
+
+    Args:
+        address: The cluster's address; ``"auto"`` for the one that runs on this machine (``ray start --head``); None
+            for the one that the program is connected to, or else one that is started here and ended with the loader.
+        actor_options: What Ray's ``.options()`` takes for an actor, such as ``num_cpus``, ``resources``,
+            ``scheduling_strategy`` and ``runtime_env``. By default ``num_cpus`` is 1, and 0 in a cluster started here;
+            the strategy is ``"SPREAD"``.
+        max_restarts: How often in a row a worker's actor is replaced before it has delivered an item; after that, a
+            RuntimeError names the node, the actor and the cause.
+
+    Raises:
+        ImportError: if Ray is not installed (``pip install 'torchdata-wds[ray]'``).
+        TypeError: if an argument has the wrong type.
+        ValueError: if an argument is out of range, or an option is one that the pool decides.
+
+    Example:
+        >>> from torchdata_wds import RayPool
+        >>> pool = RayPool("auto", actor_options={"resources": {"data": 1}})
+        >>> pool.restarts
+        0
+    """
+
+    def __init__(
+        self,
+        address: str | None = None,
+        *,
+        actor_options: Mapping[str, Any] | None = None,
+        max_restarts: int = 3,
+    ) -> None:
+        import_ray()
+        if address is not None and not isinstance(address, str):
+            raise TypeError(f"address must be a string or None, not {address!r}")
+        if actor_options is not None and not isinstance(actor_options, Mapping):
+            raise TypeError(f"actor_options must be a dict of Ray's options, not {type(actor_options).__name__}")
+        if own := sorted(_OWN_OPTIONS.intersection(actor_options or ())):
+            raise ValueError(f"actor_options must not have {own[0]!r}: the pool names and replaces its actors itself")
+        self.address = address
+        self.actor_options = dict(actor_options or {})
+        self.max_restarts = checked_int("max_restarts", max_restarts, 0)
+        self._counter = _Counter()
+
+    @property
+    def restarts(self) -> int:
+        """How many actors were replaced since the pool was made."""
+        return self._counter.count
+
+    def __call__(self, graph: WorkerGraph, options: PoolOptions) -> ActorPool:
+        """Makes the pool that runs a part of a graph."""
+        return ActorPool(graph, options, self)
+
+    def note_restarts(self, count: int) -> None:
+        """Counts replaced actors."""
+        self._counter.count += count
+
+
+class _Counter:
+    """Shared by the copies of a `RayPool` in one process: DataLoader2 runs a copy of its service."""
+
+    def __init__(self) -> None:
+        self.key = uuid.uuid4().hex
+        self.count = 0
+        _counters[self.key] = self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _counter_of, (self.key,)
+
+
+_counters: weakref.WeakValueDictionary[str, _Counter] = weakref.WeakValueDictionary()
+
+
+def _counter_of(key: str) -> _Counter:
+    return _counters.get(key) or _Counter()
+
+
+class _Board:
+    """The number of the current order; see `StreamPool`."""
+
+    def __init__(self) -> None:
+        self.turn = 0
+
+
+class ActorPool(StreamPool):
+    """A pool of actors."""
+
+    def __init__(self, graph: WorkerGraph, options: PoolOptions, settings: RayPool) -> None:
+        from torchdata_wds.workers.ray import actor  # it imports Ray
+
+        super().__init__(options, _Board())
+        self._ray = import_ray()
+        self._part = graph.datapipe
+        self._settings = settings
+        self._class = actor.StreamActor
+        self._packed = actor.pack_graph(graph)
+        self._sent: Any = None  # its reference in the object store
+        self._cluster: Cluster | None = None
+        self._links: list[ActorLink] = []
+        self._held: dict[str, Any] = {}
+        self._end = Finalize(self, _end, (self._board, self._links, self._held), exitpriority=1)
+
+    def close(self) -> None:
+        """Ends the actors, and the cluster if it was started here; idempotent."""
+        self._end()
+        self._sent = None
+
+    def _order_streams(self, points: list[Any], streams: Streams) -> None:
+        if self._cluster is None:
+            self._cluster = self._held["cluster"] = Cluster.join(self._settings.address)
+            self._sent = self._ray.put(self._packed)
+        while len(self._links) < self._num_workers:
+            with interrupts_held():
+                self._links.append(self._make_link(len(self._links)))
+        for number, point in enumerate(points):
+            self._order(number, point, streams)
+
+    def _make_link(self, number: int) -> ActorLink:
+        return ActorLink(self._ray, number, self._num_workers, self._prefetch_factor, self._start_actor, pickle.dumps)
+
+    def _start_actor(self, number: int) -> Any:
+        assert self._cluster is not None
+        defaults = {"num_cpus": 0 if self._cluster.is_own else 1, "scheduling_strategy": "SPREAD"}
+        options = {**defaults, **self._settings.actor_options, "max_restarts": 0, "max_task_retries": 0}
+        return self._ray.remote(self._class).options(**options).remote(number, self._num_workers)
+
+    def _order(self, number: int, point: Any, streams: Streams) -> None:
+        order = Order(self._board.turn, self._order_seeds, point, streams.epoch)
+        self._links[number].order(self._sent, order, streams.facts[number], keeps_facts=streams.continues)
+
+    def _take(self, number: int, turn: int) -> Any:
+        while True:
+            try:
+                return self._links[number].take(turn, self._timeout)
+            except LostActorError as loss:
+                if turn != self._board.turn:  # closed, or another epoch began, in the meantime
+                    return END
+                self._replace(number, self.streams, loss)
+
+    def _wait_for_facts(self, number: int) -> None:
+        try:
+            super()._wait_for_facts(number)
+        except LostActorError as loss:
+            self._replace(number, self.streams, loss)
+            self._wait_for_facts(number)
+
+    def _replace(self, number: int, streams: Streams, loss: LostActorError) -> None:
+        """Replaces a lost actor, and all others that ran on its node if that is gone too."""
+        gone = self._are_gone(loss.place)
+        numbers = [n for n, link in enumerate(self._links) if n == number or (gone and link.is_on(loss.place))]
+        for other in numbers:
+            if self._links[other].replaced >= self._settings.max_restarts:
+                raise RuntimeError(
+                    f"worker {other} of {self._num_workers} was lost {self._settings.max_restarts + 1} times in a row "
+                    f"without an item in between, the last time on {loss.place or 'a node that it had not reached'}. "
+                    f"Ray says: {loss}"
+                ) from loss
+        names = ", ".join(map(str, numbers))
+        logger.warning(
+            "lost the %s on %s: %s. Others take their place, and their streams go on at the first item that was not "
+            "delivered",
+            f"actors of workers {names}" if len(numbers) > 1 else f"actor of worker {names}",
+            loss.place or "a node that it had not reached",
+            _shortened(str(loss)),
+        )
+        for other in numbers:
+            self._links[other].replace()
+        self._settings.note_restarts(len(numbers))
+        # Ray's own frames hold the error and what the lost stream has made ahead, in a cycle.
+        loss.__traceback__ = loss.__cause__ = None
+        gc.collect()
+        for other in numbers:
+            self._resume(other, streams)
+
+    def _resume(self, number: int, streams: Streams) -> None:
+        """Orders what is left of a stream from a new actor."""
+        assert self._stream_seeds is not None
+        self._order(number, point_of(self._part, streams, number, self._stream_seeds), streams)
+
+    def _are_gone(self, place: ActorPlace | None) -> bool:
+        """Returns whether the node of an actor has left the cluster."""
+        return place is not None and not any(
+            node["NodeID"] == place.node and node["Alive"] for node in self._ray.nodes()
+        )
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _LONGEST_CAUSE else f"{text[:_LONGEST_CAUSE]}..."
+
+
+def _end(board: _Board, links: list[ActorLink], held: dict[str, Any]) -> None:
+    board.turn += 1
+    cluster = held.pop("cluster", None)
+    if cluster is None:
+        return
+    ray = import_ray()
+    with interrupts_held():
+        if ray.is_initialized():
+            answers = [answer for link in links if (answer := link.hang_up()) is not None]
+            ray.wait(answers, num_returns=len(answers), timeout=GRACE)
+            for link in links:
+                link.kill()
+        links.clear()
+        cluster.close()

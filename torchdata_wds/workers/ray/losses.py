@@ -1,0 +1,37 @@
+"""Which errors of Ray mean that an actor was lost, and which ones another actor would meet too."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+
+class ActorPlace(NamedTuple):
+    """Where an actor runs."""
+
+    node: str  # its id
+    address: str
+    process: int
+
+    def __str__(self) -> str:
+        return f"node {self.address} ({self.node[:12]}), pid {self.process}"
+
+
+class LostActorError(RuntimeError):
+    """An actor has ended or cannot be reached; `place` is where it ran, None if it had not begun."""
+
+    def __init__(self, cause: str, place: ActorPlace | None) -> None:
+        super().__init__(cause)
+        self.place = place
+
+
+def lost(ray: Any, error: Exception, place: ActorPlace | None, worker: str) -> LostActorError:
+    """Makes the error for a lost actor; raises a RuntimeError if another actor would fail too."""
+    errors = ray.exceptions
+    # Everything else is a process or a node that has ended, an object that was on it, or a broken connection.
+    lasting = (errors.RayTaskError, errors.RuntimeEnvSetupError, errors.ActorUnschedulableError)
+    if isinstance(error, lasting) or getattr(error, "actor_init_failed", False):
+        raise RuntimeError(
+            f"{worker} cannot run on the cluster: {error}\nEach node needs the same versions of Python and of the "
+            "packages that the graph uses, torchdata_wds among them; runtime_env in actor_options can bring them"
+        ) from error
+    return LostActorError(" ".join(str(error).split()), place)

@@ -114,7 +114,8 @@ def test_startup_measures_imports_and_first_samples(shards: Path, tmp_path: Path
 def test_no_script_is_left_out() -> None:
     """Every script that has a main function is run here, or makes the shards."""
     scripts = {path.stem for path in BENCHMARKS.glob("*.py") if 'if __name__ == "__main__"' in path.read_text()}
-    others = {"shards", "http", "serving", "order_large", "order_picture"}  # others run them, or other tests do
+    # Others run them, or other tests do.
+    others = {"shards", "http", "serving", "order_large", "order_picture", "fleet"}
     assert scripts == {"read", "decode", "write", "workers", "memory", "startup", "resume", "tools", "order"} | others
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import random
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice, zip_longest
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,14 +20,11 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 from tests.kits.shards import text_keys, write_text_shards
 from torchdata_wds import WdsLoader, index_shard
 from torchdata_wds.format.index.dataset import DatasetIndex
-from torchdata_wds.pipes.base import WdsPipe
 from torchdata_wds.pipes.order.permutation import Order as Positions
-from torchdata_wds.pipes.seeds import Seeds
 from torchdata_wds.workers import engine, graphs
-from torchdata_wds.workers.processes.worker import Failure, Order, WorkerGraph
+from torchdata_wds.workers.processes.worker import Order, WorkerGraph
 from torchdata_wds.workers.resume.checkpoints import Streams
-from torchdata_wds.workers.resume.ordered import Gap
-from torchdata_wds.workers.stream_pool import PoolOptions
+from torchdata_wds.workers.stream_pool import END, PoolOptions, StreamPool
 
 #: Shards of which tests take some; their samples are told apart by their keys.
 SIZES = (9, 0, 1, 14, 3, 0, 25, 6, 2, 17, 1, 40)
@@ -89,59 +86,45 @@ def sent(state: Any) -> Any:
 
 
 # ------------------------------------------------------------------------------------------- workers in this process
-class LocalPool(WdsPipe[Any]):
+class LocalPool(StreamPool):
     """Takes the place of a `WorkerPool`, and runs the workers' streams in this process."""
 
-    has_cycled = was_interrupted = False
-
     def __init__(self, graph: WorkerGraph, options: PoolOptions, context: str | None = None) -> None:
-        self.place, workers = options.place, options.num_workers
-        self.streams = Streams(workers)
-        self._graphs = [WorkerGraph(graphs.copied(graph.datapipe), graph.functions) for _ in range(workers)]
-        self._seeds: Seeds = (0, 0)
+        super().__init__(options, SimpleNamespace(turn=0))
+        self._graph = graph
+        self._graphs = [self.new_worker() for _ in range(options.num_workers)]
+        self._made: list[Generator[Any, None, None]] = []
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {}
+    def new_worker(self) -> WorkerGraph:
+        """A worker that has not begun."""
+        return WorkerGraph(graphs.copied(self._graph.datapipe), self._graph.functions)
 
-    def begin(self, seeds: Seeds, streams: Streams) -> None:
-        self._seeds, self.streams = seeds, streams
+    def _order_streams(self, points: list[Any], streams: Streams) -> None:
+        self.close()
+        self._made = [self.stream(number, point, streams) for number, point in enumerate(points)]
 
-    def __iter__(self) -> Iterator[Any]:
-        streams, count = self.streams, len(self._graphs)
-        orders = [Order(0, self._seeds, point, streams.epoch) for point in streams.points()]
-        workers = [graph.items(orders[number], number, count) for number, graph in enumerate(self._graphs)]
-        turns = deque(range(count))
-        try:
-            while turns:
-                for item in islice(workers[turns[0]], 1):
-                    if isinstance(item, Failure):
-                        item.reraise()
-                    streams.taken += 1
-                    if isinstance(item, Gap):
-                        streams.note_gap()
-                    else:
-                        yield item
-                    turns.rotate(-1)
-                    break
-                else:
-                    streams.turns.note_end(streams.taken, turns.popleft())
-        finally:
-            for worker in workers:
-                worker.close()
+    def stream(self, number: int, point: Any, streams: Streams) -> Generator[Any, None, None]:
+        """What a worker makes from a point on."""
+        order = Order(self._board.turn, self._order_seeds, point, streams.epoch)
+        return self._graphs[number].items(order, number, len(self._graphs))
+
+    def _take(self, number: int, turn: int) -> Any:
+        return next(self._made[number], END)
 
     def wait_for_facts(self) -> None:
         for graph, facts in zip(self._graphs, self.streams.facts, strict=True):
             facts.add(graph.facts())
 
     def close(self) -> None:
-        """Nothing is to be ended."""
+        for stream in self._made:
+            stream.close()
 
 
 @contextmanager
-def local_workers() -> Iterator[None]:
+def local_workers(pool: type[LocalPool] = LocalPool) -> Iterator[None]:
     """Runs the workers of loaders in this process."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine, "WorkerPool", LocalPool)
+        patch.setattr(engine, "WorkerPool", pool)
         yield
 
 

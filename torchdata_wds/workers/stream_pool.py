@@ -58,6 +58,11 @@ class StreamLink:
                 self.facts.passes.clear()  # those of the previous epoch
 
     @property
+    def is_empty(self) -> bool:
+        """Whether the next item comes with another message."""
+        return self._message is None or self._message.is_empty
+
+    @property
     def _has_ended(self) -> bool:
         message = self._message
         return message is not None and message.turn == self._turn and message.is_last

@@ -159,9 +159,13 @@ class DatasetIndex:
 
     __hash__ = None  # type: ignore[assignment]
 
+    def parts(self) -> tuple[PackedIndex, dict[str, Any]]:
+        """Returns the packed index, and the other arguments that make this object of it."""
+        return self._packed, {"chosen": self._chosen, "urls": self._urls and tuple(self._urls), "moved": self._moved}
+
     def __reduce__(self) -> tuple[Any, ...]:
         store = self._packed.store
-        given = {"chosen": self._chosen, "urls": self._urls and tuple(self._urls), "moved": self._moved}
+        _, given = self.parts()
         if isinstance(store, FileStore):
             return _open_again, (store.path, store.shown, self._packed.check, given)
         return _of_bytes, (bytes(store.read(0, store.size)), store.shown, given)

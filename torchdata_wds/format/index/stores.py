@@ -24,7 +24,7 @@ class Store(Protocol):
 class BytesStore:
     """A packed index in memory."""
 
-    def __init__(self, data: bytes | bytearray, shown: str) -> None:
+    def __init__(self, data: bytes | bytearray | memoryview, shown: str) -> None:
         self.data = data
         self.shown = shown
         self.size = len(data)

@@ -14,11 +14,11 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.pool import RemoteTraceback  # type: ignore[attr-defined]  # mypy does not know it
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, ClassVar, NamedTuple, NoReturn
 
 import numpy as np
 import torch
@@ -51,6 +51,7 @@ class Failure:
     """An exception on its way to the main process, in place of an item; `where` names the process."""
 
     __slots__ = ("pickled", "summary", "text")
+    dumps: ClassVar[Callable[[Any], bytes]] = pickle.dumps  # what pickles exceptions in this process
 
     def __init__(self, error: BaseException, where: str) -> None:
         self.text = f'\n"""\nIn {where}:\n{"".join(traceback.format_exception(error))}"""'
@@ -67,7 +68,7 @@ def _pickled(error: BaseException) -> bytes | None:
     # An exception whose constructor needs more than its args can be pickled but not unpickled; its parts can be both.
     for form in (error, (type(error), error.args, vars(error))):
         try:
-            data = pickle.dumps(form)
+            data = Failure.dumps(form)
         except Exception:  # noqa: BLE001  # any attribute may fail to pickle
             continue
         if _rebuilt(data) is not None:

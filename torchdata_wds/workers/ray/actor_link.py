@@ -2,47 +2,42 @@
 
 from __future__ import annotations
 
-import ctypes
 import logging
 from collections.abc import Callable
 from contextlib import suppress
+from math import inf
 from typing import Any
-
-import numpy as np
 
 from torchdata_wds.pipes.resume_facts import Facts
 from torchdata_wds.workers.processes.messages import Envelope, Message
-from torchdata_wds.workers.processes.worker import Order
 from torchdata_wds.workers.ray.losses import ActorPlace, LostActorError, lost
+from torchdata_wds.workers.ray.store_memory import writable
 from torchdata_wds.workers.stream_pool import StreamLink
 
 logger = logging.getLogger(__name__)
-_SLOW_START = 30.0  # after how many seconds a warning says that the cluster has no room for an actor
+_SLOW_START = 30.0  # after how many seconds a warning says that an actor has not started; again after twice as long
+_INLINED = 100_000  # messages of fewer bytes do not use the object store
+_MOST_START = 120.0  # how many seconds longer than `timeout` an actor may take to start
 
 
 class ActorLink(StreamLink):
     """Actor number `number` of `workers`, which may run `ahead` messages ahead of the main process.
 
-    `start` starts an actor and returns its handle; `pack` returns an order as bytes.
+    `start` starts an actor and returns its handle; `needs` says what it asks of the cluster.
     """
 
     def __init__(
-        self,
-        ray: Any,
-        number: int,
-        workers: int,
-        ahead: int,
-        start: Callable[[int], Any],
-        pack: Callable[[Order], bytes],
+        self, ray: Any, number: int, workers: int, ahead: int, start: Callable[[int], Any], needs: str
     ) -> None:
         super().__init__(number, workers)
         self._ray = ray
         self._ahead = ahead
         self._start_actor = start
-        self._pack = pack
-        self._stream: Any = None  # references to the messages of the current order
-        self._received = 0  # how many of them have arrived
-        self.replaced = 0  # how often in a row, without an item in between
+        self._needs = needs
+        self.stream: Any = None  # references to the messages of the current order
+        self.is_large = False  # whether the last message was in the object store
+        self._received = 0  # how many messages of the order have arrived
+        self.replaced = 0  # how often in a row the actor was replaced, without an item in between
         self._start()
 
     def _start(self) -> None:
@@ -50,54 +45,74 @@ class ActorLink(StreamLink):
         self._place_found = self._actor.place.remote()
         self.place: ActorPlace | None = None  # known from its first message on
 
-    def order(self, graph: Any, order: Order, facts: Facts, *, keeps_facts: bool) -> None:
-        """Requests a stream in place of any earlier one; with `keeps_facts`, `facts` still collects that one's."""
+    def order(self, turn: int, sent: tuple[Any, Any], facts: Facts, *, keeps_facts: bool) -> None:
+        """Requests a stream in place of any earlier one; `sent` are the graph and the order.
+
+        With `keeps_facts`, `facts` still collects those of the earlier one.
+        """
         self._cancel()
-        self._note_order(order.turn, facts, keeps_facts=keeps_facts)
+        self._note_order(turn, facts, keeps_facts=keeps_facts)
         options = {"num_returns": "streaming", "_generator_backpressure_num_objects": self._ahead}
         # A stream that runs on reports again what was in messages that never arrived.
         received = self._received if keeps_facts else None
-        self._stream = self._actor.messages.options(**options).remote(graph, self._pack(order), received)
+        self.stream = self._actor.messages.options(**options).remote(*sent, received)
         self._received = 0
 
-    def replace(self) -> None:
+    def replace(self, *, counts: bool) -> None:
         """Starts another actor in place of this one."""
-        self.replaced += 1
+        self.replaced += counts
         self.kill()
         self._start()
+
+    def _receive(self, timeout: float | None) -> Message:
+        message = super()._receive(timeout)
+        self._received += 1  # now that what it reports is noted
+        return message
 
     def _next_message(self, timeout: float | None) -> Message | None:
         ray = self._ray
         try:
             if not self._wait(timeout):
                 return None
-            values = ray.get(next(self._stream))
+            values = ray.get(next(self.stream))
             if self.place is None:
                 self.place = ActorPlace(*ray.get(self._place_found))
         except StopIteration:
             raise LostActorError("its stream ended without a last message", self.place) from None
         except ray.exceptions.RayError as error:
-            raise self._lost(error) from error
+            raise self.lost(error) from error
         envelope = Envelope(*values)
-        self._received += 1
         if envelope.ends:
             self.replaced = 0
-        pieces = [_writable(piece) for piece in envelope.pieces]
+        pieces = [piece if isinstance(piece, bytes) else writable(piece) for piece in envelope.pieces]
+        self.is_large = sum(map(len, pieces)) >= _INLINED
         return Message(envelope._replace(pieces=pieces), {})
 
     def _wait(self, timeout: float | None) -> bool:
-        """Waits for a message; returns whether it is there. Says so if the actor does not start."""
-        if timeout is not None:
-            return bool(self._ray.wait([self._stream], timeout=timeout, fetch_local=False)[0])
-        if self.place is None and not self._ray.wait([self._place_found], timeout=_SLOW_START)[0]:
-            logger.warning(
-                "worker %d has waited %d s for its actor to start: the cluster may lack the resources that its "
-                "actor_options ask for (`ray status` shows what is free). It goes on waiting",
-                *(self._number, _SLOW_START),
-            )
-        return True
+        """Waits for a message, or at least for the actor to start; returns whether the time was enough."""
+        if self.place is None and not self._wait_for_start(inf if timeout is None else timeout + _MOST_START):
+            return False
+        return timeout is None or bool(self._ray.wait([self.stream], timeout=timeout, fetch_local=False)[0])
 
-    def _lost(self, error: Exception) -> LostActorError:
+    def _wait_for_start(self, timeout: float) -> bool:
+        waited, pause = 0.0, _SLOW_START
+        while waited < timeout:
+            if self._ray.wait([self._place_found], timeout=min(pause, timeout - waited))[0]:
+                return True
+            waited, pause = waited + pause, 2 * pause
+            logger.warning(
+                "worker %d of %d has waited %d s for its actor to start: the cluster may have no room for what it asks "
+                "for (%s); `ray status` shows what is free. It starts as soon as there is room",
+                *(self._number, self._workers, waited, self._needs),
+            )
+        return False
+
+    def ask(self) -> Any:
+        """Asks the actor where it runs; the answer is there at once if that is not reachable."""
+        return self._actor.place.remote()
+
+    def lost(self, error: Exception) -> LostActorError:
+        """Returns the error for the lost actor; raises a RuntimeError if another one would fail too."""
         return lost(self._ray, error, self.place, f"worker {self._number} of {self._workers}")
 
     def is_on(self, place: ActorPlace | None) -> bool:
@@ -106,7 +121,7 @@ class ActorLink(StreamLink):
 
     def _cancel(self) -> None:
         """Ends the stream after the item that the actor is making; nothing of it arrives any more."""
-        stream, self._stream = self._stream, None
+        stream, self.stream = self.stream, None
         if stream is not None:
             with suppress(self._ray.exceptions.RayError):
                 self._ray.cancel(stream)
@@ -120,18 +135,6 @@ class ActorLink(StreamLink):
     def kill(self) -> None:
         """Ends the actor at once."""
         self._drop_message()
-        self._stream = None
+        self.stream = None
         with suppress(self._ray.exceptions.RayError):
             self._ray.kill(self._actor)
-
-
-def _writable(piece: Any) -> Any:
-    """Returns a buffer of the object store as writable memory: nothing else refers to a message of a stream."""
-    if isinstance(piece, bytes):
-        return piece
-    view = np.frombuffer(piece, np.uint8)
-    if not view.size:
-        return piece
-    memory: Any = (ctypes.c_ubyte * view.size).from_address(view.ctypes.data)
-    memory.owner = view
-    return memory

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import pickle
 import uuid
 import weakref
 from collections.abc import Mapping
@@ -12,17 +11,21 @@ from multiprocessing.util import Finalize
 from typing import Any
 
 from torchdata_wds.checks import checked_int
+from torchdata_wds.handlers import said
 from torchdata_wds.workers.interrupts import interrupts_held
-from torchdata_wds.workers.processes.worker import GRACE, Order, WorkerGraph
+from torchdata_wds.workers.processes.worker import GRACE, Imports, Order, WorkerGraph
 from torchdata_wds.workers.ray.actor_link import ActorLink
 from torchdata_wds.workers.ray.cluster import Cluster, import_ray
-from torchdata_wds.workers.ray.losses import ActorPlace, LostActorError
+from torchdata_wds.workers.ray.losses import LostActorError, shortened
 from torchdata_wds.workers.resume.checkpoints import Streams
 from torchdata_wds.workers.resume.lost_streams import point_of
 from torchdata_wds.workers.stream_pool import END, PoolOptions, StreamPool
 
 logger = logging.getLogger(__name__)
-_LONGEST_CAUSE = 400
+_ANSWER = 0.3  # how many seconds an actor has to answer whether it is lost
+
+#: The options of an actor that say what it needs.
+_NEEDS = ("num_cpus", "num_gpus", "memory", "resources", "accelerator_type", "label_selector", "scheduling_strategy")
 
 #: Options of an actor that the pool decides: with them, Ray would restart it by itself, or let it outlive its program.
 _OWN_OPTIONS = {
@@ -126,15 +129,17 @@ class ActorPool(StreamPool):
     """A pool of actors."""
 
     def __init__(self, graph: WorkerGraph, options: PoolOptions, settings: RayPool) -> None:
-        from torchdata_wds.workers.ray import actor  # it imports Ray
+        from torchdata_wds.workers.ray import actor, shared_indexes  # they import Ray
 
         super().__init__(options, _Board())
         self._ray = import_ray()
         self._part = graph.datapipe
         self._settings = settings
         self._class = actor.StreamActor
-        self._packed = actor.pack_graph(graph)
-        self._sent: Any = None  # its reference in the object store
+        self._contents = Imports(), frozenset(said), graph.functions, graph.datapipe
+        self._sender = shared_indexes.IndexSender(self._ray.put)
+        self._graph: Any = None  # as it is sent
+        self._options: dict[str, Any] = {}  # of the actors
         self._cluster: Cluster | None = None
         self._links: list[ActorLink] = []
         self._held: dict[str, Any] = {}
@@ -143,12 +148,15 @@ class ActorPool(StreamPool):
     def close(self) -> None:
         """Ends the actors, and the cluster if it was started here; idempotent."""
         self._end()
-        self._sent = None
+        self._sender.clear()
+        self._graph = None
 
     def _order_streams(self, points: list[Any], streams: Streams) -> None:
         if self._cluster is None:
             self._cluster = self._held["cluster"] = Cluster.join(self._settings.address)
-            self._sent = self._ray.put(self._packed)
+            defaults = {"num_cpus": 0 if self._cluster.is_own else 1, "scheduling_strategy": "SPREAD"}
+            self._options = {**defaults, **self._settings.actor_options, "max_restarts": 0, "max_task_retries": 0}
+            self._graph = self._packed_graph()
         while len(self._links) < self._num_workers:
             with interrupts_held():
                 self._links.append(self._make_link(len(self._links)))
@@ -156,22 +164,36 @@ class ActorPool(StreamPool):
             self._order(number, point, streams)
 
     def _make_link(self, number: int) -> ActorLink:
-        return ActorLink(self._ray, number, self._num_workers, self._prefetch_factor, self._start_actor, pickle.dumps)
+        needs = ", ".join(f"{name}={self._options[name]!r}" for name in _NEEDS if name in self._options)
+        return ActorLink(self._ray, number, self._num_workers, self._prefetch_factor, self._start_actor, needs)
 
     def _start_actor(self, number: int) -> Any:
-        assert self._cluster is not None
-        defaults = {"num_cpus": 0 if self._cluster.is_own else 1, "scheduling_strategy": "SPREAD"}
-        options = {**defaults, **self._settings.actor_options, "max_restarts": 0, "max_task_retries": 0}
-        return self._ray.remote(self._class).options(**options).remote(number, self._num_workers)
+        actor = self._ray.remote(self._class).options(**self._options)
+        return actor.remote(number, self._num_workers, self._prefetch_factor)
 
     def _order(self, number: int, point: Any, streams: Streams) -> None:
         order = Order(self._board.turn, self._order_seeds, point, streams.epoch)
-        self._links[number].order(self._sent, order, streams.facts[number], keeps_facts=streams.continues)
+        sent = self._graph, self._sender.pack(order)
+        self._links[number].order(order.turn, sent, streams.facts[number], keeps_facts=streams.continues)
+
+    def _packed_graph(self) -> Any:
+        try:
+            return self._sender.pack(self._contents)
+        except Exception as error:
+            raise RuntimeError(
+                f"the graph cannot be sent to the cluster: {type(error).__name__}: {error}. Stages may hold functions, "
+                "lambdas and plain objects, but not open files, locks or connections: open those where they are used"
+            ) from error
 
     def _take(self, number: int, turn: int) -> Any:
+        link = self._links[number]
+        if link.is_large and link.is_empty:
+            # The store of this node fetches what comes next from all workers, while this item is used.
+            streams = [other.stream for other in self._links if other.stream is not None]
+            self._ray.wait(streams, num_returns=len(streams), timeout=0, fetch_local=True)
         while True:
             try:
-                return self._links[number].take(turn, self._timeout)
+                return link.take(turn, self._timeout)
             except LostActorError as loss:
                 if turn != self._board.turn:  # closed, or another epoch began, in the meantime
                     return END
@@ -185,47 +207,52 @@ class ActorPool(StreamPool):
             self._wait_for_facts(number)
 
     def _replace(self, number: int, streams: Streams, loss: LostActorError) -> None:
-        """Replaces a lost actor, and all others that ran on its node if that is gone too."""
-        gone = self._are_gone(loss.place)
-        numbers = [n for n, link in enumerate(self._links) if n == number or (gone and link.is_on(loss.place))]
-        for other in numbers:
-            if self._links[other].replaced >= self._settings.max_restarts:
-                raise RuntimeError(
-                    f"worker {other} of {self._num_workers} was lost {self._settings.max_restarts + 1} times in a row "
-                    f"without an item in between, the last time on {loss.place or 'a node that it had not reached'}. "
-                    f"Ray says: {loss}"
-                ) from loss
-        names = ", ".join(map(str, numbers))
+        """Replaces a lost actor, and others on its node that are lost too."""
+        lost = {number: loss, **self._lost_beside(number, loss)}
+        names = ", ".join(map(str, lost))
+        place = loss.place or "a node that it had not reached"
+        if any(self._links[other].replaced >= self._settings.max_restarts for other in lost):
+            times = self._settings.max_restarts + 1
+            raise RuntimeError(
+                f"worker {names} of {self._num_workers} was lost {times} times in a row without an item in between, "
+                f"the last time on {place}. Ray says: {loss}"
+            ) from loss
         logger.warning(
             "lost the %s on %s: %s. Others take their place, and their streams go on at the first item that was not "
             "delivered",
-            f"actors of workers {names}" if len(numbers) > 1 else f"actor of worker {names}",
-            loss.place or "a node that it had not reached",
-            _shortened(str(loss)),
+            f"actors of workers {names}" if len(lost) > 1 else f"actor of worker {names}",
+            *(place, shortened(str(loss))),
         )
-        for other in numbers:
-            self._links[other].replace()
-        self._settings.note_restarts(len(numbers))
-        # Ray's own frames hold the error and what the lost stream has made ahead, in a cycle.
-        loss.__traceback__ = loss.__cause__ = None
+        for other, reason in lost.items():
+            self._links[other].replace(counts=not reason.never_ran)
+        self._settings.note_restarts(len(lost))
+        # Ray's own frames hold the error and what the lost stream had made ahead, in a cycle.
+        for reason in lost.values():
+            reason.__traceback__ = reason.__cause__ = reason.__context__ = None
         gc.collect()
-        for other in numbers:
+        for other in lost:
             self._resume(other, streams)
+
+    def _lost_beside(self, number: int, loss: LostActorError) -> dict[int, LostActorError]:
+        """Finds the actors of the same node that are lost too: one by one, each would take the time of a start."""
+        asked = {link.ask(): n for n, link in enumerate(self._links) if n != number and link.is_on(loss.place)}
+        if not asked:
+            return {}
+        # One that lives is busy, and does not answer.
+        answered, _ = self._ray.wait([*asked], num_returns=len(asked), timeout=_ANSWER)
+        found = {}
+        for answer in answered:
+            link = self._links[asked[answer]]
+            try:
+                self._ray.get(answer)
+            except self._ray.exceptions.RayError as error:
+                found[asked[answer]] = link.lost(error)
+        return found
 
     def _resume(self, number: int, streams: Streams) -> None:
         """Orders what is left of a stream from a new actor."""
         assert self._stream_seeds is not None
         self._order(number, point_of(self._part, streams, number, self._stream_seeds), streams)
-
-    def _are_gone(self, place: ActorPlace | None) -> bool:
-        """Returns whether the node of an actor has left the cluster."""
-        return place is not None and not any(
-            node["NodeID"] == place.node and node["Alive"] for node in self._ray.nodes()
-        )
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= _LONGEST_CAUSE else f"{text[:_LONGEST_CAUSE]}..."
 
 
 def _end(board: _Board, links: list[ActorLink], held: dict[str, Any]) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+_LONGEST = 400
+_NEVER_RAN = "never ran"  # in Ray's words
+
 
 class ActorPlace(NamedTuple):
     """Where an actor runs."""
@@ -23,6 +26,11 @@ class LostActorError(RuntimeError):
         super().__init__(cause)
         self.place = place
 
+    @property
+    def never_ran(self) -> bool:
+        """Whether it was placed on a node that had gone: for some seconds, the cluster does not know that."""
+        return self.place is None and _NEVER_RAN in str(self)
+
 
 def lost(ray: Any, error: Exception, place: ActorPlace | None, worker: str) -> LostActorError:
     """Makes the error for a lost actor; raises a RuntimeError if another actor would fail too."""
@@ -35,3 +43,8 @@ def lost(ray: Any, error: Exception, place: ActorPlace | None, worker: str) -> L
             "packages that the graph uses, torchdata_wds among them; runtime_env in actor_options can bring them"
         ) from error
     return LostActorError(" ".join(str(error).split()), place)
+
+
+def shortened(text: str) -> str:
+    """Returns the beginning of what Ray says, which may be pages."""
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."

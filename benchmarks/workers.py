@@ -89,14 +89,14 @@ def cases(arguments: argparse.Namespace) -> dict[str, Case]:
     quick = arguments.quick
     batch, images = (8, 4) if quick else (64, 32)
     few, many = (100, 200) if quick else (3_000, 60_000)
-    text = _read("text", 2, arguments)
-    decoded = _read("images", 4, arguments).wds_decode("rgb8").wds_to_tuple("jpg", "cls")
+    text = read_shards("text", 2, arguments)
+    decoded = read_shards("images", 4, arguments).wds_decode("rgb8").wds_to_tuple("jpg", "cls")
     return {
         "small tensors, per item": Case(_pairs(few), None),
-        f"small tensors, batches of {batch}": Case(_batched(_pairs(many), batch), count_rows),
+        f"small tensors, batches of {batch}": Case(batched(_pairs(many), batch), count_rows),
         "text, per item": Case(text, None),
-        f"text, batches of {batch}": Case(_batched(text, batch), count_rows),
-        f"images to rgb8, batches of {images}": Case(_batched(decoded, images), count_rows),
+        f"text, batches of {batch}": Case(batched(text, batch), count_rows),
+        f"images to rgb8, batches of {images}": Case(batched(decoded, images), count_rows),
     }
 
 
@@ -104,12 +104,12 @@ def _pairs(number: int) -> IterDataPipe[Any]:
     return IterableWrapper(range(number), deepcopy=False).sharding_filter().map(make_pair)
 
 
-def _read(kind: str, shards: int, arguments: argparse.Namespace) -> IterDataPipe[Any]:
+def read_shards(kind: str, shards: int, arguments: argparse.Namespace) -> IterDataPipe[Any]:
     paths = make_shards(kind, arguments.folder, quick=arguments.quick).paths[:shards]
     return IterableWrapper([*map(str, paths)]).list_shards().sharding_filter().load_wds_shards().group_by_key()
 
 
-def _batched(graph: IterDataPipe[Any], size: int) -> IterDataPipe[Any]:
+def batched(graph: IterDataPipe[Any], size: int) -> IterDataPipe[Any]:
     return graph.batch(size).collate(wds_collate)
 
 
@@ -192,19 +192,25 @@ def timed_steps(
     name: str, graph: IterDataPipe[Any], steps: int, pause: Callable[[int], None], walls: list[float]
 ) -> Run:
     """Measures the steps of an epoch: a run of one step that took the median CPU time; adds the median whole time."""
-    times = []
     with running(name, graph, 2, READY) as loader:
-        items = iter(loader)
-        for step in range(WARM + steps):
-            pause(step)
-            cpu, wall = time.thread_time(), time.perf_counter()
-            batch = next(items)  # frees the one before
-            times.append((time.thread_time() - cpu, time.perf_counter() - wall))
-            assert batch.nbytes > BATCH // 2
-        assert next(items, None) is None
+        cpu, wall = time_steps(loader, steps, pause)
+    walls.append(wall)
+    return Run(cpu, 1)
+
+
+def time_steps(loader: Iterable[Any], steps: int, pause: Callable[[int], None]) -> tuple[float, float]:
+    """Medians of the CPU time and of the whole time of an epoch's steps, after those that warm it up."""
+    times = []
+    items = iter(loader)
+    for step in range(WARM + steps):
+        pause(step)
+        cpu, wall = time.thread_time(), time.perf_counter()
+        batch = next(items)  # frees the one before
+        times.append((time.thread_time() - cpu, time.perf_counter() - wall))
+        assert batch.nbytes > BATCH // 2
+    assert next(items, None) is None
     cpus, whole = zip(*times[WARM:], strict=True)
-    walls.append(median(whole))
-    return Run(median(cpus), 1)
+    return median(cpus), median(whole)
 
 
 def main() -> None:

@@ -116,7 +116,8 @@ def test_no_script_is_left_out() -> None:
     scripts = {path.stem for path in BENCHMARKS.glob("*.py") if 'if __name__ == "__main__"' in path.read_text()}
     # Others run them, or other tests do.
     others = {"shards", "http", "serving", "order_large", "order_picture", "fleet"}
-    assert scripts == {"read", "decode", "write", "workers", "memory", "startup", "resume", "tools", "order"} | others
+    alone = {"read", "decode", "write", "workers", "memory", "startup", "resume", "tools", "order", "ray_pool"}
+    assert scripts == alone | others
 
 
 def test_resume_compares_skipping_with_making_again(shards: Path, tmp_path: Path) -> None:
@@ -186,3 +187,20 @@ def test_order_compares_with_reading_front_to_back_and_with_random_access(shards
             assert (name in found[kind]) is (name not in content["left_out"])
     for kind in ("start", "resume", "a worker's private memory", "a worker's resident memory"):
         assert found[kind] == {"500 samples", "5,000 samples"}
+
+
+def test_ray_pool_compares_actors_with_processes(shards: Path, tmp_path: Path) -> None:
+    """The same graphs in actors and in both loaders' processes; what a worker costs; and steps from two nodes."""
+    pytest.importorskip("ray")
+    printed, content = run("ray_pool.py", shards, tmp_path)
+    check_table(printed, content)
+    speed, costs, steps = (table["rows"] for table in content["tables"])
+    kinds = {row["kind"] for row in speed}
+    assert {kind.partition(",")[0] for kind in kinds} == {"text", "images to rgb8", "images cropped to 224"}
+    names = ("ours: RayPool", "ours: WdsLoader", "ours: service")
+    assert {(row["kind"], row["contender"]) for row in speed} == {(kind, name) for kind in kinds for name in names}
+    assert all(row["cpu"] >= 0 for row in speed)
+    assert [row["contender"] for row in costs] == ["ours: WdsLoader", "ours: RayPool"]
+    assert all(row["private"] > 0 and row["resident"] > 0 for row in costs)
+    names = ("ours: WdsLoader", "ours: RayPool", "ours: RayPool, other node")
+    assert [row["contender"] for row in steps] == [*names]

@@ -1,6 +1,6 @@
 """Workers in actors of a Ray cluster against workers in local processes: speed, steps, and what a worker costs.
 
-    python benchmarks/ray_pool.py [--quick] [--table speed|steps|costs] [--json FILE] [--chart FILE]
+    python benchmarks/ray_pool.py [--quick] [--table speed|steps|costs] [--kind KIND] [--json FILE] [--chart FILE]
 
 The first table has the same graphs in two workers each: of `WdsLoader`, of `WorkersReadingService`, and of `WdsLoader`
 with `RayPool` in a cluster of one node, which the script starts. Each round has new workers, which run one epoch before
@@ -234,15 +234,19 @@ def is_actor(process: int) -> bool:
 def main() -> None:
     """Measures every graph, steps and costs."""
     tables = ("speed", "steps", "costs")
-    arguments = harness.parse(
-        __doc__, rounds=5, add=lambda parser: parser.add_argument("--table", choices=tables, action="append")
-    )
+
+    def add(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--table", choices=tables, action="append")
+        parser.add_argument("--kind", help="only the graphs whose name begins so, in the first table")
+
+    arguments = harness.parse(__doc__, rounds=5, add=add)
     wanted = arguments.table or tables
     report = Report("ray_pool", quick=arguments.quick)
     graphs = cases(arguments)
     with one_node():
         if "speed" in wanted:
-            rows = [row for kind, case in graphs.items() for row in measure(kind, case, arguments.rounds)]
+            wanted_kinds = [kind for kind in graphs if kind.startswith(arguments.kind or "")]
+            rows = [row for kind in wanted_kinds for row in measure(kind, graphs[kind], arguments.rounds)]
             report.tables.append(Table(TITLE, COLUMNS, rows, "samples_per_second", "samples/s"))
         if "costs" in wanted:
             rows = measure_costs("text", next(iter(graphs.values())).graph, arguments.rounds)

@@ -19,6 +19,8 @@ Paths in a dataset file may use other variables, as ``$NAME``.
 """
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 #: The variables with the address of a store, by protocol, as its library reads them; the first that is set decides.
 _STORE_VARIABLES: dict[str, tuple[str, ...]] = {
@@ -121,3 +123,17 @@ def set_ray_variables(wanted: dict[str, str]) -> None:
     for name in ray_variables().keys() - wanted.keys():
         del os.environ[name]
     os.environ.update(wanted)
+
+
+@contextmanager
+def few_ray_attempts() -> Iterator[None]:
+    """Lets Ray give up on a cluster that does not answer after about a minute, instead of a quarter of an hour."""
+    name = "RAY_gcs_server_port_wait_time_s"  # in fact the number of attempts, each of which takes 40 seconds
+    if name in os.environ:
+        yield
+        return
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        os.environ.pop(name, None)

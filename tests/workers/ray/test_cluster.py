@@ -86,6 +86,20 @@ def test_package_missing_inside_ray_is_named_itself(monkeypatch: pytest.MonkeyPa
         import_ray()
 
 
+@pytest.mark.parametrize("version", ["2.56.1", "1.13.0"])
+def test_old_ray_is_refused(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    """A stream that is canceled while its consumer pauses would block its actor."""
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(__version__=version))
+    with pytest.raises(ImportError, match=rf"Ray {version} is too old, expected 2.57: pip install -U"):
+        import_ray()
+
+
+def test_new_ray_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    for version in ("2.57.0", "3.0.0.dev0"):
+        monkeypatch.setitem(sys.modules, "ray", stand_in := SimpleNamespace(__version__=version))
+        assert import_ray() is stand_in
+
+
 @pytest.mark.parametrize(
     ("address", "expected"),
     [
@@ -133,6 +147,14 @@ def test_cluster_that_lets_nobody_in_is_a_connection_error(ray: StandIn, listeni
     with pytest.raises(ConnectionError, match=rf"{listening} cannot be joined: Version mismatch"):
         Cluster.join(listening)
     assert "RAY_STAND_IN" not in os.environ
+
+
+def test_cluster_that_demands_a_token_is_an_error_that_says_so(ray: StandIn, listening: str) -> None:
+    """Ray itself only says that it failed to connect."""
+    ray.failure = ConnectionError("Failed to connect to Ray cluster")
+    ray.failure.__cause__ = RuntimeError("Unauthenticated: RPC error: InvalidAuthToken")
+    with pytest.raises(ConnectionError, match=r"Failed to connect.*RAY_AUTH_MODE=token and copy ~/.ray/auth_token"):
+        Cluster.join(listening)
 
 
 def test_cluster_that_cannot_be_started_is_a_runtime_error(ray: StandIn) -> None:

@@ -8,18 +8,24 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
-from torchdata_wds.environment import ray_address, ray_variables, set_ray_variables
+from torchdata_wds.environment import few_ray_attempts, ray_address, ray_variables, set_ray_variables
 
 logger = logging.getLogger(__name__)
 
 _CONNECT_SECONDS = 10.0
+_OLDEST = (2, 57)  # before it, a stream that is canceled while its consumer pauses never ends, and blocks its actor
 _LOOPBACK = ("127.", "::1")
 _HOW = (
-    "start a cluster with 'ray start --head' and pass its address, or address='auto' for the one that runs on this "
-    "machine; without an address, a cluster is started on this machine and ended with its last user"
+    "start a cluster with 'ray start --head' and pass its address (port 6379 unless you chose another), or 'auto' for "
+    "the one that runs on this machine; without an address, a cluster of this machine is started, and ended with its "
+    "last user"
+)
+_TOKEN = (
+    "it lets only programs in that have its token: set RAY_AUTH_MODE=token and copy ~/.ray/auth_token of the machine "
+    "where its head was started to the same place here, or put the token into RAY_AUTH_TOKEN"
 )
 
 _lock = threading.RLock()
@@ -28,15 +34,22 @@ _is_forked = False  # whether this process was forked from one that was connecte
 
 
 def import_ray() -> Any:
-    """Imports ``ray``; the ImportError names the extra that installs it."""
+    """Imports ``ray``; the ImportError for a missing or old one names the extra that installs it."""
     try:
-        return importlib.import_module("ray")
+        ray = importlib.import_module("ray")
     except ModuleNotFoundError as cause:
         if cause.name != "ray":
             raise
         raise ImportError(
             "Ray clusters need the ray package, which is not installed: pip install 'torchdata-wds[ray]'", name="ray"
         ) from cause
+    version = str(ray.__version__)
+    if tuple(int(number) for number in version.split(".")[:2]) < _OLDEST:
+        expected = ".".join(map(str, _OLDEST))
+        raise ImportError(
+            f"Ray {version} is too old, expected {expected}: pip install -U 'torchdata-wds[ray]'", name="ray"
+        )
+    return ray
 
 
 class Cluster:
@@ -69,6 +82,9 @@ class Cluster:
             address: ``"host:port"`` of the cluster's head; ``"auto"`` for the cluster that ``RAY_ADDRESS`` names, or
                 else for one that runs on this machine. None uses whatever this process is connected to, and otherwise
                 starts a cluster of this machine alone, even if ``RAY_ADDRESS`` is set or another cluster runs here.
+                A cluster may demand a token, as those do that ``ray start --head`` starts for a user who has
+                ``~/.ray/auth_token`` (Ray makes that file at the first start of a local cluster): then every node and
+                program needs ``RAY_AUTH_MODE=token`` and the same token.
 
         Raises:
             ImportError: Ray is not installed.
@@ -77,7 +93,7 @@ class Cluster:
             ConnectionError: No cluster answers there, or it does not let this process in.
             RuntimeError: This process was forked from one that is connected, or Ray cannot start a cluster.
         """
-        wanted = _checked(address)
+        wanted = checked_address(address)
         ray = import_ray()
         with _lock:
             if _is_forked:
@@ -136,7 +152,7 @@ class _Connection:
         self._level = logging.getLogger("ray").level
         if address is not None:
             _check_reachable(address)
-        with _own_sigterm():
+        with _own_sigterm(), nullcontext() if address is None else few_ray_attempts():
             # the only warning at a start says that others need a token, which is what one expects
             options = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.ERROR}
             try:
@@ -148,7 +164,8 @@ class _Connection:
                     raise
                 if address is None:
                     raise RuntimeError(f"Ray cannot start a cluster on this machine: {error}") from error
-                raise ConnectionError(f"the Ray cluster at {address} cannot be joined: {error}; {_HOW}") from error
+                hint = _TOKEN if _lacks_token(error) else _HOW
+                raise ConnectionError(f"the Ray cluster at {address} cannot be joined: {error}; {hint}") from error
         logging.getLogger("ray").setLevel(logging.WARNING)
         self._job = self._current_job()
 
@@ -200,11 +217,20 @@ def _note_fork() -> None:
 os.register_at_fork(after_in_child=_note_fork)
 
 
+def _lacks_token(error: BaseException | None) -> bool:
+    """Returns whether a cluster refused this process for want of a token, which only a cause may say."""
+    while error is not None:
+        if "InvalidAuthToken" in str(error) or "no authentication token" in str(error):
+            return True
+        error = error.__cause__
+    return False
+
+
 # ----------------------------------------------------------------------------------------------------------- addresses
 
 
-def _checked(address: str | None) -> str | None:
-    """Returns an address that is None, "auto" or host:port; raises TypeError or ValueError."""
+def checked_address(address: str | None) -> str | None:
+    """Returns an address as None, "auto" or host:port; raises TypeError or ValueError."""
     if address is None or address == "local":  # what Ray calls it
         return None
     if not isinstance(address, str):

@@ -15,7 +15,7 @@ from torchdata_wds.errors import ShardFormatError, ShardListError, ShardOpenErro
 from torchdata_wds.format.index.dataset import DatasetIndex
 from torchdata_wds.format.index.lookup import find_index
 from torchdata_wds.format.index.samples import LARGEST_LOCAL_PIECE, LARGEST_REMOTE_PIECE, Result, SampleReader
-from torchdata_wds.pipes.order.fetching import FetchThreads
+from torchdata_wds.pipes.order.fetching import FetchThreads, result_of
 from torchdata_wds.storage.ranges import ShardRanges
 from torchdata_wds.storage.urls import STDIN, mask_url, scheme_of
 
@@ -113,7 +113,7 @@ class OpenedShards:
             if len(pieces) > 1 and not self._are_near({piece.shard for piece in pieces}):
                 threads = stack.enter_context(FetchThreads(min(len(pieces), _REQUESTS)))
                 futures = [threads.fetch(reader, piece) for piece in pieces]
-                fetched = (future.result() for future in futures)
+                fetched = map(result_of, futures)
             for piece, data in zip(pieces, fetched, strict=True):
                 results += reader.take(piece, data)
         samples = []

@@ -61,7 +61,8 @@ def press_when_stalled(site: Site, times: int) -> threading.Thread:
 
     def press() -> None:
         wait_until(lambda: site.stalled >= times)
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        # Not to the main thread, whose wait the signal would interrupt, unless it came right before the wait.
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
 
     site.plans = {path: itertools.repeat(Fault("stall", after=100)) for path in site.objects}
     presser = threading.Thread(target=press)

@@ -13,6 +13,16 @@ from torchdata_wds.storage.running_reads import interrupt_reads
 #: Seconds that leaving waits for threads whose stores do not respond; such a thread ends later.
 _PATIENCE = 5.0
 _INTERVAL = 0.05
+_SLICE = 0.5
+
+
+def result_of(future: Future[bytes | Exception]) -> bytes | Exception:
+    """Waits for a piece in slices, between which signals are handled."""
+    # A signal interrupts a wait. But one that comes just before, or to another thread, is only handled after it: Ctrl-C
+    # would do nothing until the server responds.
+    while not future.done():
+        wait([future], _SLICE)
+    return future.result()
 
 
 class FetchThreads:

@@ -12,7 +12,7 @@ import numpy as np
 
 from torchdata_wds.format.index.samples import LARGEST_REMOTE_PIECE, Piece, Result, SampleReader
 from torchdata_wds.pipes.order.blocks import Block
-from torchdata_wds.pipes.order.fetching import FetchThreads
+from torchdata_wds.pipes.order.fetching import FetchThreads, result_of
 
 #: Turns positions, from the first to the one before the second, into the sets (None if there is one) and the numbers.
 Lookup = Callable[[int, int], "tuple[np.ndarray[Any, Any] | None, np.ndarray[Any, Any]]"]
@@ -177,4 +177,4 @@ def _fetched(planned: Iterator[_Planned], ahead: int) -> Generator[tuple[_Planne
                 return
             plan, future = waiting.popleft()
             held -= plan.size
-            yield plan, future.result()
+            yield plan, result_of(future)

@@ -1,6 +1,7 @@
 """A pool of actors: the items and states of local workers."""
 
 import numpy as np
+import pytest
 from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
 
@@ -16,6 +17,7 @@ def graph() -> IterDataPipe[tuple[int, np.ndarray]]:
     return IterableWrapper(range(30)).shuffle().sharding_filter().wds_map(with_array)
 
 
+@pytest.mark.slow
 def test_items_and_states_are_those_of_local_workers() -> None:
     """On a cluster that is started and ended here; a state goes on with local workers."""
     with WdsLoader(graph(), 2, seed=1) as local, WdsLoader(graph(), 2, seed=1, pool=RayPool()) as loader:

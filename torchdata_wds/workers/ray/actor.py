@@ -6,10 +6,8 @@ import io
 import os
 import pickle
 import sys
-import time
 from collections import deque
 from collections.abc import Generator
-from contextlib import closing
 from itertools import count
 from math import inf
 from types import FunctionType
@@ -23,15 +21,10 @@ from torchdata_wds.handlers import said
 from torchdata_wds.pipes.samples.collate import stack_in
 from torchdata_wds.workers.processes.messages import LARGE, PROTOCOL, Envelope, Packer, reduce_tensor
 from torchdata_wds.workers.processes.shared_memory import Limits, SegmentPool
-from torchdata_wds.workers.processes.worker import Failure, Order, WorkerGraph, unsent
+from torchdata_wds.workers.processes.worker import Failure, Order, WorkerGraph
+from torchdata_wds.workers.ray.item_groups import ItemGroups
 from torchdata_wds.workers.ray.shared_indexes import IndexReceiver
 
-#: A message is sent once it has this many items or bytes, or this many seconds after its first item was started. It
-#: takes 1.2 ms of CPU time if Ray sends it without the object store, up to 100 KB, and 3.8 ms with it, up to 1 MB and
-#: more: ten messages of 100 KB cost three times as much as one of 1 MB.
-MOST_ITEMS = 4096
-MOST_BYTES = 1 << 20
-LINGER = 0.025
 _SEGMENTS = 8  # how many batches' memory is kept to be used again
 
 
@@ -68,6 +61,7 @@ class StreamActor:
         # What the graph reported in the last messages, which may not arrive: with the number of each in its order.
         self._reported: deque[tuple[int, list[Any]]] = deque(maxlen=ahead + 2)
         self._indexes = IndexReceiver()
+        self._groups: ItemGroups | None = None  # those of the last order
         torch.set_num_threads(1)  # as in processes
         # Ray copies batches into its store, so that their own memory can be used again.
         stack_in(SegmentPool(Limits(_SEGMENTS, _SEGMENTS)).lend)
@@ -90,41 +84,30 @@ class StreamActor:
         yield from self._answer(self._graph, self._indexes.unpack(order), received)
 
     def _answer(self, graph: WorkerGraph, order: Order, received: int | None) -> Generator[tuple[Any, ...], None, None]:
+        if self._groups is not None:
+            self._groups.join()  # the graph runs one order at a time
         graph.prepare(order, self._number, self._workers)
         first = inf if received is None else received
         missed = [fact for number, facts in self._reported if number >= first for fact in facts]
         self._reported.clear()
-        packer = Packer(_item_pickler)
-        ends: list[int] = []
-        numbers = count()
-
-        def message(*, is_last: bool = False) -> tuple[Any, ...]:
-            body, outside = packer.take()
-            large = len(body) >= LARGE
-            pieces = [pickle.PickleBuffer(body) if large else body, *map(pickle.PickleBuffer, outside)]
-            facts = [*missed, *graph.facts()]
-            missed.clear()
-            self._reported.append((next(numbers), facts))
-            sent = Envelope(order.turn, is_last, ends.copy(), pieces, [], [], facts)
-            ends.clear()
-            return tuple(sent)
-
-        with closing(graph.items(order, self._number, self._workers)) as items:
-            begun = -inf  # the first item is sent at once
-            for item in items:
-                is_unsent = False
-                try:
-                    end, size = packer.pack(item)
-                except Exception as error:  # noqa: BLE001  # pickling may raise anything
-                    end, size = packer.pack(unsent(item, error))
-                    is_unsent = True
-                ends.append(end)
-                if is_unsent:
-                    break
-                if size >= MOST_BYTES or len(ends) >= MOST_ITEMS or time.perf_counter() - begun >= LINGER:
-                    yield message()
-                    begun = time.perf_counter()
-        yield message(is_last=True)
+        is_canceled = ray.get_runtime_context().is_canceled
+        stream = graph.items(order, self._number, self._workers)
+        self._groups = groups = ItemGroups(stream, Packer(_item_pickler))
+        try:
+            for number in count():
+                group = groups.take(is_canceled)
+                if group is None:
+                    return
+                body = pickle.PickleBuffer(group.body) if len(group.body) >= LARGE else group.body
+                facts = [*missed, *graph.facts()]
+                missed.clear()
+                self._reported.append((number, facts))
+                pieces = [body, *map(pickle.PickleBuffer, group.outside)]
+                yield tuple(Envelope(order.turn, group.is_last, group.ends, pieces, [], [], facts))
+                if group.is_last:
+                    return
+        finally:
+            groups.stop()
 
     def close(self) -> None:
         """Ends the commands from which shards are read."""

@@ -52,7 +52,8 @@ class ActorLink(StreamLink):
         """
         self._cancel()
         self._note_order(turn, facts, keeps_facts=keeps_facts)
-        options = {"num_returns": "streaming", "_generator_backpressure_num_objects": self._ahead}
+        # The actor itself holds one message more.
+        options = {"num_returns": "streaming", "_generator_backpressure_num_objects": max(self._ahead - 1, 1)}
         # A stream that runs on reports again what was in messages that never arrived.
         received = self._received if keeps_facts else None
         self.stream = self._actor.messages.options(**options).remote(*sent, received)

@@ -1,11 +1,22 @@
 """A pool of actors: the items and states of local workers."""
 
+import tempfile
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from torchdata_wds import RayPool, WdsLoader
+
+
+@pytest.fixture
+def _short_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Ray's sockets have paths, of at most 107 bytes, in the temporary folder."""
+    with tempfile.TemporaryDirectory(prefix="ray", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        monkeypatch.setenv("RAY_TMPDIR", folder)
+        yield
 
 
 def graph() -> IterDataPipe[tuple[int, np.ndarray]]:
@@ -18,6 +29,7 @@ def graph() -> IterDataPipe[tuple[int, np.ndarray]]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("_short_folder")
 def test_items_and_states_are_those_of_local_workers() -> None:
     """On a cluster that is started and ended here; a state goes on with local workers."""
     with WdsLoader(graph(), 2, seed=1) as local, WdsLoader(graph(), 2, seed=1, pool=RayPool()) as loader:

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 from torchdata_wds.workers.processes.messages import Packer
 from torchdata_wds.workers.processes.worker import unsent
 
-#: A group is complete once it has this many items or bytes. A message takes 1.2 ms of CPU time if Ray sends it without
-#: the object store, up to 100 KB, and 3.8 ms with it, up to 1 MB and more: ten messages of 100 KB cost three times as much
-#: as one of 1 MB.
+#: A group is complete once it has this many items or bytes. A message takes 1.2 ms of CPU time if Ray sends it
+#: without the object store, up to 100 KB, and 3.8 ms with it, up to 1 MB and more: ten messages of 100 KB cost three
+#: times as much as one of 1 MB.
 MOST_ITEMS = 4096
 MOST_BYTES = 1 << 20
 PATIENCE = 0.025  # after this many seconds, a group is sent even if it is not complete

@@ -53,6 +53,8 @@ class Engine:
         self.num_workers = checked_int("num_workers", num_workers, 0)
         self.prefetch_factor = checked_int("prefetch_factor", prefetch_factor, 1)
         context = checked_context(multiprocessing_context)
+        if pool is not None and not callable(pool):
+            raise TypeError(f"pool must be a RayPool or None, not {pool!r}")
         if pool is not None and (context is not None or not self.num_workers):
             what = "num_workers must be at least 1" if context is None else "multiprocessing_context must be None"
             raise ValueError(f"{what} with pool=, whose workers are not processes of this machine")

@@ -105,7 +105,7 @@ class WdsLoader(Generic[T]):
             ranks=checked_ranks(ranks) or "auto",
             seed=seed,
             functions=WorkerFunctions(first, None, Place, _no_generator),
-            pool=checked_function("pool", pool),
+            pool=pool,
         )
         self._engine = self._new_engine()
         self._running: Epoch[T] | None = None  # the last one begun

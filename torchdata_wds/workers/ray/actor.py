@@ -73,12 +73,14 @@ class StreamActor:
         return node, _util.get_node_ip_address(), os.getpid()
 
     def messages(self, graph: Any, order: Any, received: int | None) -> Generator[tuple[Any, ...], None, None]:
-        """Yields the messages that answer an order; both come as `Sent` by an `IndexSender`.
+        """Yields the messages that answer an order.
 
-        `received` is how many of those that answered the last order have arrived; None if that does not matter.
+        Both come as `Sent` by an `IndexSender`, or in a list as the reference to that. `received` is how many of those
+        that answered the last order have arrived; None if that does not matter.
         """
         if self._graph is None:
-            _, told, functions, datapipe = self._indexes.unpack(graph)
+            sent: Any = ray.get(graph[0]) if isinstance(graph, list) else graph
+            _, told, functions, datapipe = self._indexes.unpack(sent)
             said.update(told)
             self._graph = WorkerGraph(datapipe, functions)
         yield from self._answer(self._graph, self._indexes.unpack(order), received)

@@ -13,9 +13,10 @@ from typing import Any
 from torchdata_wds.checks import checked_int
 from torchdata_wds.handlers import said
 from torchdata_wds.workers.interrupts import interrupts_held
+from torchdata_wds.workers.processes.messages import LARGE
 from torchdata_wds.workers.processes.worker import GRACE, Imports, Order, WorkerGraph
 from torchdata_wds.workers.ray.actor_link import ActorLink
-from torchdata_wds.workers.ray.cluster import Cluster, import_ray
+from torchdata_wds.workers.ray.cluster import Cluster, checked_address, import_ray
 from torchdata_wds.workers.ray.losses import LostActorError, shortened
 from torchdata_wds.workers.resume.checkpoints import Streams
 from torchdata_wds.workers.resume.lost_streams import point_of
@@ -74,8 +75,7 @@ class RayPool:
         max_restarts: int = 3,
     ) -> None:
         import_ray()
-        if address is not None and not isinstance(address, str):
-            raise TypeError(f"address must be a string or None, not {address!r}")
+        checked_address(address)
         if actor_options is not None and not isinstance(actor_options, Mapping):
             raise TypeError(f"actor_options must be a dict of Ray's options, not {type(actor_options).__name__}")
         if own := sorted(_OWN_OPTIONS.intersection(actor_options or ())):
@@ -177,8 +177,10 @@ class ActorPool(StreamPool):
         self._links[number].order(order.turn, sent, streams.facts[number], keeps_facts=streams.continues)
 
     def _packed_graph(self) -> Any:
+        """Returns the graph as it is sent with each order; one with a long list of shards, as a reference to it."""
         try:
-            return self._sender.pack(self._contents)
+            sent = self._sender.pack(self._contents)
+            return [self._ray.put(sent)] if len(sent.data) > LARGE else sent
         except Exception as error:
             raise RuntimeError(
                 f"the graph cannot be sent to the cluster: {type(error).__name__}: {error}. Stages may hold functions, "

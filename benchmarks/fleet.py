@@ -1,6 +1,6 @@
 """Trainers that a cluster's actors feed, simulated: how long they wait, and how many actors each of them needs.
 
-    python benchmarks/fleet.py [--measure] [--step SECONDS] [--quick] [--json FILE] [--chart FILE]
+    python benchmarks/fleet.py [--measure] [--real] [--step SECONDS] [--quick] [--json FILE] [--chart FILE]
 
 Nothing of a cluster runs: `fleet_model.py` is the model. It draws the time of a batch from times measured on one core
 of one machine (64 JPEGs of 400x400 decoded, cropped to 224x224 and collated; `--measure` measures them anew), and adds
@@ -8,6 +8,7 @@ what a message costs. The rest are assumptions: the step, the network, and every
 
 Trainers are each on their own, or take each step together, as the ranks of one job do: then all wait for the slowest.
 Batches come in turn, as in the package, or from whichever actor has one ready, which no seed could repeat.
+`--real` compares the model with actors of a Ray cluster that is started here, whose items sleep.
 """
 
 from __future__ import annotations
@@ -61,6 +62,9 @@ WAIT_COLUMNS = {"kind": "{kind}", "contender": "{contender}", "in theory": "{the
 }
 NEED_COLUMNS = {"kind": "{kind}", "contender": "{contender}"} | {way: f"{{{way}}}" for way in WAYS}
 FACTOR_COLUMNS = {"kind": "{kind}", "contender": "{contender}"} | {way: _percent(way) for way in WAYS}
+REAL_COLUMNS = {"kind": "{kind}", "contender": "{contender}"} | {
+    name: _percent(name) for name in ("measured", "simulated")
+}
 DEATH_COLUMNS = {"kind": "{kind}", "contender": "{contender}", "seconds": "{seconds:.2f}"}
 
 
@@ -137,6 +141,19 @@ def death_rows(plan: Plan) -> Iterator[Row]:
             yield {"kind": kind, "contender": way, "seconds": more * hours * 3600 / DEATHS}
 
 
+def real_rows(arguments: argparse.Namespace) -> Iterator[Row]:
+    """How long one trainer waits for real actors, and in the model."""
+    from fleet_times import ITEM_TIMES, measure_waiting
+
+    step = 0.03
+    for actors in (2, 3, 4):
+        note(f"real: {actors} actors")
+        fleet = Fleet(step, trainers=1, actors=actors, hosts=1)
+        simulated = _stall(fleet, ITEM_TIMES, 600.0, 20, 0)
+        measured = mean(measure_waiting(actors, step, 10 if arguments.quick else 400) for _ in range(arguments.rounds))
+        yield {"kind": "1 trainer", "contender": f"{actors} actors", "measured": measured, "simulated": simulated}
+
+
 def main() -> None:
     """Simulates."""
 
@@ -171,6 +188,9 @@ def main() -> None:
     report.tables.append(Table(title, FACTOR_COLUMNS, [*factor_rows(plan)], "in turn", "share"))
     title = "Seconds that a trainer waits because one host died (the mean of all trainers)"
     report.tables.append(Table(title, DEATH_COLUMNS, [*death_rows(plan)], "seconds", "seconds"))
+    if arguments.real:
+        title = "The share of time that one trainer waits for actors whose items sleep"
+        report.tables.append(Table(title, REAL_COLUMNS, [*real_rows(arguments)], "measured", "share"))
     finish(report, arguments)
 
 

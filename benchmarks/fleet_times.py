@@ -1,10 +1,12 @@
-"""How long an actor takes for a batch of images, measured: decoded, cropped, resized and collated by the package."""
+"""What `fleet.py` measures: how long an actor takes for a batch of images, and how long a real trainer waits."""
 
 from __future__ import annotations
 
 import random
+import time
 from pathlib import Path
-from time import thread_time
+from time import perf_counter, thread_time
+from typing import Any
 
 import numpy as np
 from harness import ROOT  # first: the checkout that this script stands in is measured
@@ -13,16 +15,16 @@ from PIL import Image
 from shards import make_shards
 from torch.utils.data.datapipes.iter import IterableWrapper
 
-from torchdata_wds import wds_collate
+from torchdata_wds import RayPool, WdsLoader, wds_collate
 
-__all__ = ["BATCH", "BATCH_BYTES", "QUANTILES", "measure_batches"]
+__all__ = ["ITEM_TIMES", "QUANTILES", "measure_batches", "measure_waiting"]
 
 assert ROOT
 
 BATCH = 64  # images
 SIDE = 224  # pixels of a crop
-BATCH_BYTES = BATCH * SIDE * SIDE * 3
 QUANTILES = np.linspace(0, 1, 11)
+ITEM_TIMES = (0.05, 0.08, 0.08, 0.08, 0.21)  # seconds of an item that is slept for
 
 
 def crop(image: Image.Image) -> NDArray[np.uint8]:
@@ -57,3 +59,28 @@ def measure_batches(folder: Path, *, quick: bool) -> NDArray[np.float64]:
                 times.append((now - begun) * BATCH / size)
             begun = now
     return np.quantile(times, QUANTILES)
+
+
+def sleep(number: int) -> int:
+    """An item that takes one of `ITEM_TIMES`, and no CPU."""
+    time.sleep(random.Random(number).choice(ITEM_TIMES))
+    return number
+
+
+def measure_waiting(actors: int, step: float, steps: int) -> float:
+    """Returns the share of time in which one trainer waits for actors of a cluster on this machine.
+
+    It sleeps for each step, and so do the actors for each item. The first items are not counted.
+    """
+    warm = 4 * actors
+    graph: Any = IterableWrapper(range(warm + steps), deepcopy=False).sharding_filter().map(sleep)
+    trained = 0.0
+    with WdsLoader(graph, actors, pool=RayPool()) as loader:
+        begun = perf_counter()
+        for number, _ in enumerate(loader):
+            if number == warm:
+                begun, trained = perf_counter(), 0.0
+            now = perf_counter()
+            time.sleep(step)
+            trained += perf_counter() - now
+        return 1 - trained / (perf_counter() - begun)

@@ -23,11 +23,12 @@ _MOST_START = 120.0  # how many seconds longer than `timeout` an actor may take 
 class ActorLink(StreamLink):
     """Actor number `number` of `workers`, which may run `ahead` messages ahead of the main process.
 
-    `start` starts an actor and returns its handle; `needs` says what it asks of the cluster.
+    `start` starts an actor, not on a certain node if it can, and returns its handle; `needs` says what it asks of the
+    cluster.
     """
 
     def __init__(
-        self, ray: Any, number: int, workers: int, ahead: int, start: Callable[[int], Any], needs: str
+        self, ray: Any, number: int, workers: int, ahead: int, start: Callable[[int, int, str | None], Any], needs: str
     ) -> None:
         super().__init__(number, workers)
         self._ray = ray
@@ -38,10 +39,11 @@ class ActorLink(StreamLink):
         self.is_large = False  # whether the last message was in the object store
         self._received = 0  # how many messages of the order have arrived
         self.replaced = 0  # how often in a row the actor was replaced, without an item in between
+        self._avoided: str | None = None  # the node on which the last actor was lost
         self._start()
 
     def _start(self) -> None:
-        self._actor = self._start_actor(self._number)
+        self._actor = self._start_actor(self._number, self._ahead, self._avoided)
         self._place_found = self._actor.place.remote()
         self.place: ActorPlace | None = None  # known from its first message on
 
@@ -62,6 +64,7 @@ class ActorLink(StreamLink):
     def replace(self, *, counts: bool) -> None:
         """Starts another actor in place of this one."""
         self.replaced += counts
+        self._avoided = self.place.node if self.place else self._avoided
         self.kill()
         self._start()
 

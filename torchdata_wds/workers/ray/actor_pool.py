@@ -7,6 +7,7 @@ import logging
 import uuid
 import weakref
 from collections.abc import Mapping
+from functools import partial
 from multiprocessing.util import Finalize
 from typing import Any
 
@@ -18,6 +19,7 @@ from torchdata_wds.workers.processes.worker import GRACE, Imports, Order, Worker
 from torchdata_wds.workers.ray.actor_link import ActorLink
 from torchdata_wds.workers.ray.cluster import Cluster, checked_address, import_ray
 from torchdata_wds.workers.ray.losses import LostActorError, shortened
+from torchdata_wds.workers.ray.placement import away_from
 from torchdata_wds.workers.resume.checkpoints import Streams
 from torchdata_wds.workers.resume.lost_streams import point_of
 from torchdata_wds.workers.stream_pool import END, PoolOptions, StreamPool
@@ -165,11 +167,9 @@ class ActorPool(StreamPool):
 
     def _make_link(self, number: int) -> ActorLink:
         needs = ", ".join(f"{name}={self._options[name]!r}" for name in _NEEDS if name in self._options)
-        return ActorLink(self._ray, number, self._num_workers, self._prefetch_factor, self._start_actor, needs)
-
-    def _start_actor(self, number: int) -> Any:
-        actor = self._ray.remote(self._class).options(**self._options)
-        return actor.remote(number, self._num_workers, self._prefetch_factor)
+        # Not a method of the pool: the links are kept until it is garbage collected.
+        start = partial(_start_actor, self._ray.remote(self._class), self._options, self._num_workers)
+        return ActorLink(self._ray, number, self._num_workers, self._prefetch_factor, start, needs)
 
     def _order(self, number: int, point: Any, streams: Streams) -> None:
         order = Order(self._board.turn, self._order_seeds, point, streams.epoch)
@@ -255,6 +255,12 @@ class ActorPool(StreamPool):
         """Orders what is left of a stream from a new actor."""
         assert self._stream_seeds is not None
         self._order(number, point_of(self._part, streams, number, self._stream_seeds), streams)
+
+
+def _start_actor(
+    actor: Any, options: dict[str, Any], workers: int, number: int, ahead: int, avoided: str | None
+) -> Any:
+    return actor.options(**away_from(options, avoided)).remote(number, workers, ahead)
 
 
 def _end(board: _Board, links: list[ActorLink], held: dict[str, Any]) -> None:

@@ -4,7 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.kits.workers_kit import time_limit
+pytest.register_assert_rewrite("tests.kits.pool_suite")
+
+from tests.kits.workers_kit import time_limit  # noqa: E402
 
 
 @pytest.fixture(autouse=True)

@@ -21,15 +21,12 @@ from tests.kits.workers_kit import (
     FRONTS,
     FRONTS_QUICK,
     ROOT,
-    SIZES,
     engine_of,
-    items_of,
     loader_of,
     uneven_pipe,
     with_pid,
 )
 from torchdata_wds.storage import open_shard
-from torchdata_wds.workers.processes import pool as pools
 
 
 def in_worker_one(item: int) -> bool:
@@ -122,84 +119,6 @@ def test_loader_names_the_worker_when_it_dies_between_epochs(front: str) -> None
     loader.shutdown()
 
 
-@pytest.mark.parametrize("front", FRONTS_QUICK)
-def test_loader_says_so_when_the_graph_is_sharded_twice(front: str) -> None:
-    """An error in setting a worker up arrives like any other."""
-    pipe = IterableWrapper(range(4)).sharding_filter().sharding_filter()
-    with loader_of(pipe, front=front) as loader, pytest.raises(RuntimeError, match="Sharding twice"):
-        list(loader)
-
-
-def with_lock(item: int) -> Any:
-    return threading.Lock() if item == 2 else item
-
-
-def with_lambda(item: int) -> Any:
-    return (lambda: item) if item == 2 else item
-
-
-class Unloadable:
-    """Pickles, and cannot be unpickled."""
-
-    def __reduce__(self) -> Any:
-        return int, ("not a number",)
-
-
-def with_unloadable(item: int) -> Any:
-    return Unloadable() if item == 2 else item
-
-
-@pytest.mark.parametrize("front", FRONTS_QUICK)
-@pytest.mark.parametrize("fault", [with_lock, with_lambda])
-@pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
-def test_loader_says_so_when_an_item_cannot_be_pickled(fault: Any, context: str, front: str) -> None:
-    """An item that cannot be sent is an error that names its worker and type and the cure, in place of a hang."""
-    pipe = IterableWrapper(range(9)).sharding_filter().map(fault)
-    with (
-        loader_of(pipe, front=front, multiprocessing_context=context) as loader,
-        pytest.raises(RuntimeError, match=r"worker 0 \(pid \d+\) could not send an item of type (lock|function)"),
-    ):
-        list(loader)
-    assert wait_until(lambda: not children())
-
-
-@pytest.mark.parametrize("front", FRONTS_QUICK)
-def test_loader_raises_when_an_item_cannot_be_unpickled(front: str) -> None:
-    """What the main process cannot rebuild is the error that rebuilding it raises."""
-    pipe = IterableWrapper(range(9)).sharding_filter().map(with_unloadable)
-    with loader_of(pipe, front=front) as loader, pytest.raises(ValueError, match="invalid literal"):
-        list(loader)
-    assert wait_until(lambda: not children())
-
-
-def stuck(item: int) -> int:
-    """Waits for longer than any test may take."""
-    if item > 2:
-        time.sleep(1000)
-    return item
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("front", FRONTS)
-def test_loader_says_so_when_an_item_takes_longer_than_the_timeout(front: str, monkeypatch: Any) -> None:
-    """timeout= turns a stuck source into an error that names it, and shutdown does not wait for the source."""
-    monkeypatch.setattr(pools, "GRACE", 0.2)
-    pipe = IterableWrapper(range(9)).sharding_filter().map(stuck)
-    with loader_of(pipe, front=front, timeout=0.5) as loader, pytest.raises(RuntimeError, match=r"timeout=0\.5 s"):
-        list(loader)
-    assert wait_until(lambda: not children())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("front", FRONTS)
-def test_loader_shuts_down_when_workers_are_stuck(front: str) -> None:
-    """After an early break shutdown does not wait for a source, however slow."""
-    loader = loader_of(IterableWrapper(range(9)).sharding_filter().map(stuck), 3, front=front)
-    next(iter(loader))
-    loader.shutdown()
-    assert not children()
-
-
 class Endless(IterDataPipe):
     def __iter__(self) -> Iterator[tuple[bytes, int]]:
         while True:
@@ -232,29 +151,6 @@ def test_loader_leaves_nothing_behind_when_epochs_are_broken_off(make: Callable[
     gc.collect()
     assert wait_until(lambda: not children())
     assert open_files() <= before
-
-
-@pytest.mark.parametrize("front", FRONTS_QUICK)
-def test_loader_leaves_nothing_behind_when_it_is_forgotten(front: str) -> None:
-    """Without shutdown, garbage collection ends the workers, in the middle of an epoch and after one."""
-    for taken in (1, len(items_of(SIZES))):
-        loader = loader_of(uneven_pipe(), front=front)
-        stream = iter(loader)
-        for _ in range(taken):
-            next(stream)
-        assert len(children()) == 2
-        del loader, stream
-        gc.collect()
-        assert wait_until(lambda: not children())
-
-
-@pytest.mark.parametrize("front", FRONTS)
-def test_loader_may_be_shut_down_when_it_was_never_used(front: str) -> None:
-    """Shutdown before the first epoch, and a second time, does nothing."""
-    loader = loader_of(uneven_pipe(), front=front)
-    loader.shutdown()
-    loader.shutdown()
-    assert not children()
 
 
 ORPHANS = """

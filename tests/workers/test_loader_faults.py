@@ -3,8 +3,6 @@
 import gc
 import os
 import signal
-import sys
-import threading
 from collections.abc import Iterator
 from operator import itemgetter
 from pathlib import Path
@@ -128,31 +126,6 @@ def test_loader_resumes_when_a_worker_died() -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_loader_is_whole_again_when_another_thread_took_its_items(workers: int, keys: Any) -> None:
-    """The thread gets an error in place of items that belong to the new iterator."""
-    errors: list[Exception] = []
-    begun, goes_on = threading.Event(), threading.Event()
-
-    def iterate(loader: Any) -> None:
-        try:
-            for _ in loader:
-                begun.set()
-                goes_on.wait(60)
-        except RuntimeError as error:
-            errors.append(error)
-
-    with WdsLoader(keys, workers, seed=1) as loader:
-        thread = threading.Thread(target=iterate, args=(loader,))
-        thread.start()
-        assert begun.wait(60)
-        items = iter(loader)
-        goes_on.set()
-        thread.join(60)
-        assert "one iterator at a time" in str(errors)
-        assert sorted(items) == sorted(text_keys(SMALL))
-
-
-@pytest.mark.parametrize("workers", [0, 2])
 def test_iterator_is_refused_in_a_forked_process(workers: int, keys: Any) -> None:
     """Without workers too: there it would move the position in files that both processes have open."""
     with WdsLoader(keys, workers, seed=1) as loader:
@@ -212,32 +185,3 @@ def test_loader_does_not_run_a_graph_that_could_not_be_divided(front: str) -> No
             with pytest.raises(RuntimeError, match="Hidden, the stage after it, holds it where it cannot be replaced"):
                 list(loader)
             loader.state_dict()
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_loaders_in_several_threads_do_not_disturb_each_other(workers: int) -> None:
-    """Torch changes how all pipes are pickled and copied while it walks a graph."""
-    interval = sys.getswitchinterval()
-    found: dict[int, Any] = {}
-
-    def run(number: int) -> None:
-        pipe = IterableWrapper(range(20)).shuffle().sharding_filter().map(str).batch(2)
-        for _ in range(1 if workers else 10):
-            with WdsLoader(pipe, workers, seed=1) as loader:
-                items = iter(loader)
-                begun = [next(items) for _ in range(3)]
-                with WdsLoader(pipe, workers, seed=1) as again:
-                    again.load_state_dict(loader.state_dict())
-                    found[number] = begun + list(again), begun + list(items)
-
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(4)]
-    sys.setswitchinterval(1e-5)
-    try:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    finally:
-        sys.setswitchinterval(interval)
-    assert len(found) == 4  # otherwise a thread has ended with an error
-    assert len({str(pair) for pairs in found.values() for pair in pairs}) == 1

@@ -12,7 +12,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 
 from tests.kits.shards import text_samples, write_tar
 from tests.kits.torchdata import DataLoader2, WorkersReadingService
-from tests.kits.workers_kit import FRONTS, FRONTS_QUICK, loader_of, skipped_by
+from tests.kits.workers_kit import FRONTS, loader_of, skipped_by
 from torchdata_wds import StatefulPipeline, ignore_and_continue
 from torchdata_wds.handlers import SkipCounts, count_loss
 
@@ -39,51 +39,12 @@ def refuse_three(sample: Any) -> Any:
     return None if number_of(sample) == 2 else sample
 
 
-def refuse_one(sample: Any) -> Any:
-    if number_of(sample) == 1:
-        raise KeyError("one")
-    return sample
-
-
 def samples(urls: list[str]) -> IterDataPipe:
     pipe = IterableWrapper(urls).sharding_filter().load_wds_shards(handler=ignore_and_continue).group_by_key()
     return pipe.wds_map(refuse_three, handler=ignore_and_continue)
 
 
 LOST = {"load_wds_shards()": {"ShardOpenError": 1}, "wds_map(refuse_three)": {"ZeroDivisionError": 3}}
-BY_RULE = {
-    "load_wds_shards()": {"ShardOpenError": 1},
-    "group_by_key()": {"hidden file": 3},
-    "wds_map(refuse_three)": {"ZeroDivisionError": 3, "None": 3},
-}
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_service_counts_each_epoch_when_stages_skip(workers: int, urls: list[str]) -> None:
-    """Stages of workers and of the main process, the same for any number of workers, after the loader's end too."""
-    service = WorkersReadingService(workers)
-    pipe = samples(urls).join_workers().wds_map(refuse_one, handler=ignore_and_continue)
-    with DataLoader2(pipe, reading_service=service) as loader:
-        assert service.skipped() == {}
-        for _ in range(2):
-            assert len(list(loader)) == 6
-            assert service.skipped() == {**LOST, "wds_map(refuse_one)": {"KeyError": 3}}
-            assert service.skipped(by_rule=True) == {**BY_RULE, "wds_map(refuse_one)": {"KeyError": 3}}
-            assert loader.reading_service.skipped() == service.skipped()
-    assert service.skipped() == {**LOST, "wds_map(refuse_one)": {"KeyError": 3}}
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_service_counts_the_running_epoch_when_it_is_asked_meanwhile(workers: int, urls: list[str]) -> None:
-    """An epoch that was left early leaves nothing in the counts of the next."""
-    service = WorkersReadingService(workers)
-    with DataLoader2(samples(urls), reading_service=service) as loader:
-        items = iter(loader)
-        while not service.skipped():
-            next(items)
-        assert service.skipped()["wds_map(refuse_three)"]["ZeroDivisionError"] in (1, 2, 3)
-        list(loader)
-        assert service.skipped() == LOST
 
 
 @pytest.mark.parametrize("front", FRONTS)
@@ -114,42 +75,6 @@ def test_log_is_silent_when_only_rules_left_items_out(
         assert skipped_by(loader) == {}
         assert skipped_by(loader, by_rule=True) == {"group_by_key()": {"hidden file": 3}}
     assert not [record for record in caplog.records if record.name == LOGGER]
-
-
-def broken(url: str) -> str:
-    if url.endswith("gone.tar"):
-        raise OSError("gone")
-    return url
-
-
-@pytest.mark.parametrize("front", FRONTS)
-@pytest.mark.parametrize("workers", [0, 2])
-def test_loader_counts_once_when_all_workers_skip_the_same(workers: int, front: str, urls: list[str]) -> None:
-    """Before a sharding filter every worker sees every item."""
-    pipe = IterableWrapper(urls).wds_map(broken, handler=ignore_and_continue).sharding_filter()
-    with loader_of(pipe, workers, front=front) as loader:
-        assert list(loader) == urls[:3]
-        assert skipped_by(loader) == {"wds_map(broken)": {"OSError": 1}}
-
-
-@pytest.mark.parametrize("front", FRONTS_QUICK)
-@pytest.mark.parametrize("workers", [0, 2])
-def test_loader_counts_each_epoch_when_streams_go_on(workers: int, front: str, urls: list[str]) -> None:
-    """Passes of wds_epoch go on from epoch to epoch, and counts begin anew with each."""
-    with loader_of(samples(urls).wds_epoch(30), workers, front=front) as loader:
-        totals = []
-        for _ in range(3):
-            assert len(list(loader)) == 30
-            totals.append(skipped_by(loader)["wds_map(refuse_three)"]["ZeroDivisionError"])
-    assert all(8 <= total <= 14 for total in totals)  # three in nine samples, and what workers made ahead
-
-
-@pytest.mark.parametrize("front", FRONTS)
-def test_loader_counts_all_passes_when_an_epoch_has_several(front: str, urls: list[str]) -> None:
-    """A native cycle in the main process asks the workers again."""
-    with loader_of(samples(urls).join_workers().cycle(3), front=front) as loader:
-        assert len(list(loader)) == 27
-        assert skipped_by(loader)["wds_map(refuse_three)"] == {"ZeroDivisionError": 9}
 
 
 def test_report_is_shared_when_the_service_is_copied(urls: list[str]) -> None:

@@ -36,7 +36,6 @@ from tests.kits.resume_kit import (
     run,
     samples,
     shards_in,
-    split,
     states_at,
     stopped,
 )
@@ -59,38 +58,6 @@ def urls(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 # ------------------------------------------------------------------------------------------------------- it is exact
-@pytest.mark.parametrize("graph", named(batched, slow=(in_epochs,)))
-def test_resume_is_exact_when_two_workers_are_cut(graph: Graph, urls: list[str]) -> None:
-    """In the middle of the second epoch: the rest of it, and the next epoch; random augmentation is alike."""
-    whole = run(graph(urls), 2, 3)
-    assert resumed(stopped(graph(urls), 2, 1, 5), 2, 2) == left_of(whole, 1, 5)
-
-
-@pytest.mark.parametrize(
-    "graph", named(in_epochs, slow=(plain, batched, split, batches_in_epochs, resampled, filtered, joined, handled))
-)
-def test_resume_is_exact_when_cut_anywhere(graph: Graph, urls: list[str]) -> None:
-    """Before the first item, in the middle, before the last, before the end is known, and between two epochs."""
-    whole = run(graph(urls), 0, 3)
-    length = len(whole[1])
-    cuts: list[Cut] = [0, length // 2, length - 1, length, "between"]
-    with loader_of(graph(urls), 0) as loader:
-        assert list(loader) == whole[0]
-        states, items = states_at(loader, cuts)
-        assert (items, list(loader)) == (whole[1], whole[2])  # taking states changes nothing
-    for cut, state in zip(cuts, states, strict=True):
-        expected = left_of(whole, 1, cut)
-        assert resumed(state, 0, len(expected)) == expected
-
-
-@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
-def test_resume_begins_the_first_epoch_when_nothing_ran(workers: int, urls: list[str]) -> None:
-    """A state of a loader that was never iterated is that of the beginning."""
-    with loader_of(batched(urls), workers) as loader:
-        state = loader.state_dict()
-    assert resumed(state, workers, 1) == run(batched(urls), workers, 1)
-
-
 @pytest.mark.parametrize("graph", named(slow=(batched, in_epochs, joined, filtered)))
 def test_resume_is_exact_when_resumed_again_and_again(graph: Graph, urls: list[str]) -> None:
     """A state of a run that was itself resumed, a few items further: in this epoch, in the next, and not begun."""
@@ -104,34 +71,6 @@ def test_resume_is_exact_when_resumed_again_and_again(graph: Graph, urls: list[s
             assert items == whole[epoch][before : None if cut == "between" else cut]
             state = loader.state_dict()
     assert resumed(state, 0, 2) == left_of(whole, 2, 3)
-
-
-@pytest.mark.slow
-def test_resume_is_exact_when_resumed_again_with_two_workers(urls: list[str]) -> None:
-    """Workers tell of the shards that they had told of before they were resumed only once."""
-    whole = run(plain(urls), 2, 2)
-    state = stopped(plain(urls), 2, 0, 5)
-    with DataLoader2.from_state(state, WorkersReadingService(2, seed=SEED)) as loader:
-        iterator = iter(loader)
-        assert [next(iterator) for _ in range(11)] == whole[0][5:16]
-        state = loader.state_dict()
-    assert resumed(state, 2, 2) == left_of(whole, 0, 16)
-
-
-@pytest.mark.parametrize("graph", named(in_epochs, slow=(batched, batches_in_epochs)))
-@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
-@pytest.mark.slow
-def test_resume_is_exact_when_an_epoch_was_left_early(graph: Graph, workers: int, urls: list[str]) -> None:
-    """Items that were on their way are dropped; the state of the epoch behind is that of the run that goes on."""
-    with loader_of(graph(urls), workers) as loader:
-        for _, _ in zip(range(5), loader, strict=False):
-            pass
-        iterator = iter(loader)
-        for _ in range(4):
-            next(iterator)
-        state = loader.state_dict()
-        left = [list(iterator), list(loader)]
-    assert resumed(state, workers, 2) == left
 
 
 @pytest.mark.parametrize("cut", [4, pytest.param("between", marks=pytest.mark.slow)])
@@ -462,12 +401,6 @@ def test_state_refuses_when_an_epoch_is_counted_behind_the_workers(urls: list[st
             with pytest.raises(RuntimeError, match=r"wds_epoch\(\) after \.join_workers\(\): put it before"):
                 loader.state_dict()
             assert list(iterator)[11:] == []
-
-
-def test_resume_is_exact_when_the_main_process_maps_and_batches(urls: list[str]) -> None:
-    """Stages that hold nothing between two items are counted through: a batch is so many items of the workers."""
-    whole = run(joined(urls), 1, 2)
-    assert resumed(stopped(joined(urls), 1, 0, 5), 1, 2) == left_of(whole, 0, 5)
 
 
 # ----------------------------------------------------------------------------------------------- what a resume costs

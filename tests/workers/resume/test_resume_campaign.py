@@ -223,11 +223,3 @@ def test_resume_is_exact_when_two_ranks_are_cut(case: str, ranks: list[dict[str,
         assert 0 < len(begun) < len(whole[0])
     first, second = (rank[case][0] for rank in ranks)
     assert first != second
-
-
-def test_resume_is_exact_when_workers_are_spawned(urls: list[str]) -> None:
-    """A state of forked workers goes on in spawned ones, which have nothing of the main process but what is sent."""
-    whole = run(batched(urls), 2, 2)
-    with loader_of(batched(urls), 2) as loader:
-        states, _ = states_at(loader, [3])
-    assert resumed(states[0], 2, 2, multiprocessing_context="spawn") == left_of(whole, 0, 3)

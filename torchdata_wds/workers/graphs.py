@@ -128,9 +128,13 @@ class LocalIterDataPipe(WdsPipe[Any]):
         self._worker = worker
         self._stream = Stream(source_datapipe, **options)
         self._seeds: Seeds = (0, 0)
+        self._has_begun = False
+        self._first: tuple[Streams, tuple[Any, ...]] | None = None  # the first epoch, while the stream has not begun
 
     def begin(self, seeds: Seeds, streams: Streams) -> None:
         """Sets the epoch's seeds and where the next iteration begins."""
+        if streams.continues and not self._has_begun and self._first is None:
+            self._first = streams, copy.deepcopy((seeds, self._worker, *streams.points(), streams.epoch))
         self._seeds = seeds
         self.streams = streams
         self.was_interrupted = False
@@ -142,6 +146,10 @@ class LocalIterDataPipe(WdsPipe[Any]):
     def __iter__(self) -> Iterator[Any]:
         streams = self.streams
         (point,) = streams.points()
+        first, self._first, self._has_begun = self._first, None, True
+        if first is not None and first[0] is not streams:  # the stream begins there all the same, as in a worker
+            with closing(self._stream.items(*first[1])) as begun:
+                next(begun, None)
         with closing(self._stream.items(self._seeds, self._worker, point, streams.epoch)) as items:
             try:
                 for item in items:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import threading
 from abc import abstractmethod
@@ -16,7 +17,7 @@ from torchdata_wds.pipes.resume_facts import Facts
 from torchdata_wds.pipes.seeds import Seeds, mix
 from torchdata_wds.pipes.starvation import most_empty_passes
 from torchdata_wds.workers.processes.messages import Message
-from torchdata_wds.workers.processes.worker import Failure
+from torchdata_wds.workers.processes.worker import Failure, Order
 from torchdata_wds.workers.resume.checkpoints import Streams
 from torchdata_wds.workers.resume.ordered import Gap
 
@@ -39,6 +40,8 @@ class StreamLink:
         self._turn = 0
         self._keeps_facts = False
         self.facts = Facts()
+        self.has_reported = False  # whether the worker has reported anything, so that it has begun its stream
+        self.first_order: Order | None = None
 
     @abstractmethod
     def _next_message(self, timeout: float | None) -> Message | None:
@@ -86,6 +89,7 @@ class StreamLink:
             )
         if message.facts and (self._keeps_facts or message.turn == self._turn):
             self.facts.add(message.facts)
+        self.has_reported = self.has_reported or bool(message.facts)
         self._message = message
         return message
 
@@ -171,6 +175,17 @@ class StreamPool(WdsPipe[Any]):
             self._start((mix(shared, "pass", self._pass), mix(local, "pass", self._pass)), streams)
         self._is_fresh = False
         return self._items(self._board.turn, self.streams)
+
+    def _order_for(self, number: int, point: Any, streams: Streams) -> Order:
+        """Returns the order of a worker's stream, from its point on."""
+        link = self._links[number]
+        order = Order(self._board.turn, self._order_seeds, point, streams.epoch)
+        if not streams.continues or link.has_reported:
+            return order
+        if point is not None or link.first_order is None:
+            link.first_order = copy.deepcopy(order)  # what is known about a stream changes
+            return order
+        return order._replace(first=link.first_order)
 
     def wait_for_facts(self) -> None:
         """Waits until every worker has reported where its epoch began."""

@@ -13,7 +13,7 @@ from torchdata_wds.pipes.pickling import check_main_functions
 from torchdata_wds.pipes.resume_facts import Facts, PassBegun
 from torchdata_wds.workers.interrupts import interrupts_held
 from torchdata_wds.workers.processes.link import WorkerLink
-from torchdata_wds.workers.processes.worker import GRACE, NoticeBoard, Order, WorkerGraph
+from torchdata_wds.workers.processes.worker import GRACE, NoticeBoard, WorkerGraph
 from torchdata_wds.workers.resume.checkpoints import Streams
 from torchdata_wds.workers.resume.stream import Point
 from torchdata_wds.workers.stream_pool import END, PoolOptions, StreamPool
@@ -60,7 +60,7 @@ class WorkerPool(StreamPool):
         return WorkerLink(self._context, self._graph, self._board, number, self._num_workers, self._prefetch_factor)
 
     def _order(self, number: int, point: Point | None, streams: Streams) -> None:
-        link, order = self._links[number], Order(self._board.turn, self._order_seeds, point, streams.epoch)
+        link, order = self._links[number], self._order_for(number, point, streams)
         try:
             link.order(order, streams.facts[number], keeps_facts=streams.continues)
         except RuntimeError:

@@ -101,6 +101,9 @@ class Order(NamedTuple):
     seeds: Seeds  # the seed shared by all workers, and the one from which this set of workers derives its own
     point: Point | None = None  # where the stream resumes; None to begin it
     epoch: int = 0  # its number, from 0
+    #: The worker's first order, which it may never have taken up. Where ``wds_epoch`` goes on from epoch to epoch, the
+    #: stream begins there all the same: the others have begun it with those seeds.
+    first: Order | None = None
 
 
 class Imports:
@@ -150,6 +153,9 @@ class WorkerGraph:
                     self.datapipe,
                     reset=lambda datapipe, seeds, _: functions.reset_for(datapipe, workers, worker, seeds),
                 )
+                if (first := order.first) is not None:
+                    with closing(self._stream.items(first.seeds, worker, first.point, first.epoch)) as begun:
+                        next(begun, None)
             yield from self._stream.items(order.seeds, worker, order.point, order.epoch)
         except Exception as error:  # noqa: BLE001  # raised again in the main process
             note_source_failure(error)

@@ -65,6 +65,7 @@ class ActorLink(StreamLink):
         """Starts another actor in place of this one."""
         self.replaced += counts
         self._avoided = self.place.node if self.place else self._avoided
+        self.has_reported, self.first_order = False, None
         self.kill()
         self._start()
 

@@ -15,7 +15,7 @@ from torchdata_wds.checks import checked_int
 from torchdata_wds.handlers import said
 from torchdata_wds.workers.interrupts import interrupts_held
 from torchdata_wds.workers.processes.messages import LARGE
-from torchdata_wds.workers.processes.worker import GRACE, Imports, Order, WorkerGraph
+from torchdata_wds.workers.processes.worker import GRACE, Imports, WorkerGraph
 from torchdata_wds.workers.ray.actor_link import ActorLink
 from torchdata_wds.workers.ray.cluster import Cluster, checked_address, import_ray
 from torchdata_wds.workers.ray.losses import LostActorError, shortened
@@ -172,7 +172,7 @@ class ActorPool(StreamPool):
         return ActorLink(self._ray, number, self._num_workers, self._prefetch_factor, start, needs)
 
     def _order(self, number: int, point: Any, streams: Streams) -> None:
-        order = Order(self._board.turn, self._order_seeds, point, streams.epoch)
+        order = self._order_for(number, point, streams)
         sent = self._graph, self._sender.pack(order)
         self._links[number].order(order.turn, sent, streams.facts[number], keeps_facts=streams.continues)
 

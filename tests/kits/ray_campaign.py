@@ -1,20 +1,29 @@
-"""Losses at random moments of an epoch that runs on a cluster, and what has to hold after each."""
+"""Losses at random moments of an epoch that runs on a cluster, and what has to hold after each.
+
+``python -m tests.kits.ray_campaign SEED COUNT [GRAPH ...]`` runs as many losses for each graph as one likes.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import signal
+import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import islice
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.kits.loss_graphs import SEED, digests, rest_of
+from tests.kits.loss_graphs import GRAPHS, SEED, digests, rest_of, shards_in, undisturbed
 from tests.kits.processes import wait_until
-from tests.kits.ray_kit import DATA, DataCluster
+from tests.kits.ray_kit import DATA, DataCluster, data_cluster
 from torchdata_wds import RayPool, WdsLoader
+
+logger = logging.getLogger(__name__)
 
 WORKERS = 2
 
@@ -137,3 +146,22 @@ class Campaign:
         """Ends the loader, and checks that nothing of it is left in the cluster."""
         self.loader.shutdown()
         assert wait_until(self._cluster.is_empty, 30), self._cluster.left()
+
+
+def main(seed: int, count: int, *names: str) -> None:
+    """Runs a campaign by hand, and stops at the first loss after which something does not hold."""
+    logging.basicConfig(format="%(asctime)s %(message).250s")
+    logger.setLevel(logging.INFO)
+    with tempfile.TemporaryDirectory() as folder, data_cluster() as cluster:
+        urls = shards_in(Path(folder))
+        for number, name in enumerate(names or GRAPHS):
+            campaign = Campaign(cluster, GRAPHS[name], urls)
+            expected = undisturbed(GRAPHS[name], urls, WORKERS, count)
+            for event, items in zip(events(seed + number, count), expected, strict=True):
+                campaign.run(event, items)
+                logger.info("%s: %s; %d restarts so far", name, event, campaign.pool.restarts)
+            campaign.close()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:])

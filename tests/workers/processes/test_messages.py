@@ -95,7 +95,10 @@ def test_items_are_sent_soon_when_the_next_one_does_not_come(line: Line, monkeyp
     for _ in range(3):
         line.send(1, 2)
         begin = time.monotonic()
-        assert contents(line.receive()) == [1, 2]
+        found = contents(line.receive())
+        while len(found) < 2:  # a busy machine may hold it up between the two
+            found += contents(line.receive())
+        assert found == [1, 2]
         assert time.monotonic() - begin < 30
 
 

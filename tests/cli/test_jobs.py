@@ -1,5 +1,6 @@
 """Processes that work on items: one of them may die, and none is left."""
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -17,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.kits.processes import children, is_alive, open_files, wait_until
+from tests.kits.processes import children, garbage_at_forks, is_alive, open_files, wait_until
 from torchdata_wds.cli.jobs import map_in_order, run_in_processes
 
 
@@ -51,6 +52,17 @@ def run(work: Any, count: int, num_workers: int, **options: Any) -> dict[int, st
 
 def double(item: int) -> str:
     return str(2 * item)
+
+
+def collect(item: int) -> str:
+    gc.collect()
+    return str(item)
+
+
+def test_processes_leave_the_garbage_of_the_program_alone() -> None:
+    """Its finalizers may wait for threads and locks of the program, which a fork does not have."""
+    with garbage_at_forks(2):
+        assert run(collect, 3, 2, start_method="fork") == {0: "0", 1: "1", 2: "2"}
 
 
 def where(folder: Path, item: int) -> str:

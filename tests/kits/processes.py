@@ -3,11 +3,13 @@
 import gc
 import multiprocessing
 import os
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["children", "in_child", "in_worker", "is_alive", "open_files", "wait_until"]
+__all__ = ["children", "garbage_at_forks", "in_child", "in_worker", "is_alive", "open_files", "wait_until"]
 
 
 def children(*, unreaped: bool = False) -> set[int]:
@@ -86,3 +88,32 @@ def in_worker(work: Callable[[], str]) -> str:
     worker.close()
     answers.close()
     return answer
+
+
+class _Lost:
+    """Notes which process finalizes it."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.itself = self
+
+    def __del__(self) -> None:
+        with self.file.open("a") as file:
+            file.write(f"{os.getpid()}\n")
+
+
+@contextmanager
+def garbage_at_forks(count: int) -> Iterator[None]:
+    """Makes garbage before each of the next forks, of which at least `count` follow; only this process finalizes it."""
+    with tempfile.TemporaryDirectory() as folder:
+        files = [Path(folder, str(number)) for number in range(count)]
+        os.register_at_fork(before=lambda: _Lost(files.pop()) if files else None)
+        thresholds = gc.get_threshold()
+        gc.set_threshold(1, 1, 1)
+        try:
+            yield
+        finally:
+            gc.set_threshold(*thresholds)
+        gc.collect()
+        assert not files
+        assert [file.read_text().split() for file in Path(folder).iterdir()] == [[str(os.getpid())]] * count

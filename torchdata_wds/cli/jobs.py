@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import torch
 
 from torchdata_wds.storage.sources.command import status_text
-from torchdata_wds.workers.interrupts import interrupts_held
+from torchdata_wds.workers.interrupts import collection_held, interrupts_held, leave_garbage
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -109,7 +109,7 @@ class _Worker:
         self.process: Any = context.Process(target=_serve, args=(other, work))  # type: ignore[attr-defined]
         self._item: Any = None
         try:
-            with interrupts_held():
+            with interrupts_held(), collection_held():
                 self.process.start()
         except BaseException:
             self.line.close()
@@ -142,6 +142,7 @@ class _Worker:
 
 def _serve(line: Connection, work: Callable[[Any], str]) -> None:
     """Works on items, in a worker, until none are left or the parent dies."""
+    leave_garbage()
     # SIGTERM raises KeyboardInterrupt, which the work cannot take for an error of its own
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     torch.set_num_threads(1)  # the processes are what runs in parallel

@@ -1,7 +1,6 @@
 """How items cross from the workers to the main process: whole, in their place, in time, and at little cost."""
 
 import gc
-import os
 import signal
 import socket
 import time
@@ -13,7 +12,7 @@ import torch
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from tests.kits.pool_suite.items import assert_whole, image_batches
-from tests.kits.processes import open_files
+from tests.kits.processes import garbage_at_forks, open_files
 from tests.kits.workers_kit import engine_of, loader_of, run_script
 from torchdata_wds import wds_collate
 from torchdata_wds.workers.processes.messages import Receiver
@@ -125,37 +124,15 @@ def slow_tensor(number: int) -> torch.Tensor:
     return torch.full((50_000, 2), number)
 
 
-class Lost:
-    """Notes, in a file, which process finalizes it."""
-
-    def __init__(self, file: Path) -> None:
-        self.file = file
-        self.itself = self
-
-    def __del__(self) -> None:
-        with self.file.open("a") as file:
-            file.write(f"{os.getpid()}\n")
-
-
 def collect(item: Any) -> Any:
     gc.collect()
     return item
 
 
-def test_workers_leave_the_garbage_of_the_program_alone(tmp_path: Path) -> None:
+def test_workers_leave_the_garbage_of_the_program_alone() -> None:
     """Its finalizers may wait for threads and locks of the program, which a fork does not have."""
-    files = [tmp_path / "0", tmp_path / "1"]
-    os.register_at_fork(before=lambda: Lost(files.pop()) if files else None)
-    thresholds = gc.get_threshold()
-    gc.set_threshold(1, 1, 1)
-    try:
-        with loader_of(IterableWrapper(range(4)).sharding_filter().map(collect)) as loader:
-            assert sorted(loader) == [0, 1, 2, 3]
-    finally:
-        gc.set_threshold(*thresholds)
-    gc.collect()
-    assert not files
-    assert [file.read_text().split() for file in tmp_path.iterdir()] == [[str(os.getpid())]] * 2
+    with garbage_at_forks(2), loader_of(IterableWrapper(range(4)).sharding_filter().map(collect)) as loader:
+        assert sorted(loader) == [0, 1, 2, 3]
 
 
 def test_batches_come_whole_when_sockets_have_a_default_timeout() -> None:

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import gc
 import multiprocessing.forkserver
 import signal
 import socket
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from typing import Any, Final
 
 from torchdata_wds.consumers import no_traversal
 from torchdata_wds.pipes.resume_facts import Facts
-from torchdata_wds.workers.interrupts import interrupts_held
+from torchdata_wds.workers.interrupts import collection_held, interrupts_held
 from torchdata_wds.workers.processes.messages import Message, Receiver, open_channel
 from torchdata_wds.workers.processes.shared_memory import Limits
 from torchdata_wds.workers.processes.worker import CHECK_INTERVAL, GRACE, NoticeBoard, Order, WorkerGraph, run_worker
@@ -30,18 +28,6 @@ _SPARE_SEGMENTS = 6
 _PATIENCE = GRACE + CHECK_INTERVAL + 1  # how many seconds a worker may take to end; its guard normally ends it sooner
 _SETTLING = 1  # how many seconds after its end its exit code may take to be known
 _UNKNOWN_CODE: Final = 256  # one that no process can have
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Switches garbage collection off in a block; a process forked in it begins without, until `run_worker`."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 class WorkerLink(StreamLink):
@@ -66,7 +52,7 @@ class WorkerLink(StreamLink):
         if method == "forkserver":  # start the server before Ctrl-C is blocked
             multiprocessing.forkserver.ensure_running()
         try:
-            with interrupts_held(), no_traversal(), _no_collection():
+            with interrupts_held(), no_traversal(), collection_held():
                 self._process.start()
         except BaseException as error:
             self._connection.close()

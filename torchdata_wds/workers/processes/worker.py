@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import gc
 import importlib
 import multiprocessing
 import os
@@ -34,7 +33,7 @@ from torchdata_wds.pipes.notes import note_source_failure
 from torchdata_wds.pipes.resume_facts import Fact
 from torchdata_wds.pipes.samples.collate import stack_in
 from torchdata_wds.pipes.seeds import Seeds, mix
-from torchdata_wds.workers.interrupts import ignore_interrupts
+from torchdata_wds.workers.interrupts import ignore_interrupts, leave_garbage
 from torchdata_wds.workers.processes.messages import Sender
 from torchdata_wds.workers.processes.shared_memory import Limits, SegmentPool
 from torchdata_wds.workers.resume.stream import Point, Stream, WorkerFunctions
@@ -177,10 +176,7 @@ def run_worker(
     answered: Any,
 ) -> None:
     """Answers the orders of the main process until it hangs up; sets `answered` to the number of the last order."""
-    # A fork leaves the program's garbage alone. Finalizers may wait for ever for threads that only the program has, as
-    # that of a video frame does once PyAV has converted it.
-    gc.freeze()
-    gc.enable()
+    leave_garbage()
     ignore_interrupts()
     # The program's own handler, inherited by a fork, would prevent the worker from being terminated.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

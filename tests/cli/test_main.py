@@ -168,6 +168,21 @@ def test_main_ends_tidily_when_it_is_terminated(number: signal.Signals, monkeypa
         signal.signal(number, before)
 
 
+def test_main_knows_the_signal_when_compiled_code_replaces_the_exception(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray's functions raise a plain KeyboardInterrupt when a signal's handler has raised something."""
+
+    def wait(_: argparse.Namespace) -> int:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(10)
+        except KeyboardInterrupt:
+            pass
+        raise KeyboardInterrupt
+
+    with_command(monkeypatch, wait)
+    assert run_wds("try") == (143, b"", "")
+
+
 def test_main_goes_on_when_a_closed_terminal_is_to_be_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     """That is what nohup is for."""
     monkeypatch.setattr(main, "_ENDING", (signal.SIGHUP,))

@@ -97,9 +97,11 @@ def _ending_tidily() -> Iterator[None]:
         yield
         return
     owner = os.getpid()
+    received: list[int] = []
 
     def end(number: int, _: object) -> None:
         if os.getpid() == owner:
+            received.append(number)
             signal.signal(number, signal.SIG_IGN)  # cleaning up has begun
             raise _Terminated(number)
         signal.signal(number, signal.SIG_DFL)
@@ -110,6 +112,10 @@ def _ending_tidily() -> Iterator[None]:
     before = {number: signal.signal(number, end) for number in numbers}
     try:
         yield
+    except KeyboardInterrupt as error:
+        if received and not isinstance(error, _Terminated):  # compiled code may raise a plain one in its place
+            raise _Terminated(received[0]) from error
+        raise
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

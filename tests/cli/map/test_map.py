@@ -1,190 +1,24 @@
 """``wds map``: a function over shards, where one that fails costs its own output only."""
 
-import contextlib
 import os
 import signal
-import sys
-import warnings
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.kits.forked_program import ForkedProgram
-from tests.kits.processes import children, is_alive, wait_until
-from tests.kits.shards import text_keys, write_text_shards
+from tests.kits.map_kit import MODULE, check_that_one_failure_costs_one_output, names, outputs
+from tests.kits.processes import is_alive, wait_until
+from tests.kits.shards import text_keys
 from tests.kits.tool_kit import read_samples, run_wds
 
-SIZES = (3, 1, 4, 1, 5, 2, 6, 2)
-MODULE = "map_tool_functions"
-
-SIBLING = """
-def shouted(text):
-    return text.upper()
-"""
-
-FUNCTIONS = """
-import os, signal, time
-from pathlib import Path
-
-from map_tool_sibling import shouted
-from torchdata_wds import TarWriter, WebDataset
-
-
-def shout(source, target):
-    with TarWriter(target) as writer:
-        for sample in WebDataset(source, decoder=[]):
-            writer.write({"__key__": sample["__key__"], "txt": shouted(sample["txt"])})
-            if sample["__key__"].startswith("s5") and not Path(HERE, "repaired").exists():
-                raise ValueError("no sample of this shard may be shouted")
-
-
-def die(source, target):
-    if "000002" in source and not Path(HERE, "repaired").exists():
-        os.kill(os.getpid(), signal.SIGKILL)
-    shout_all(source, target)
-
-
-def shout_all(source, target):
-    Path(target).write_text(source)
-
-
-def wait(source, target):
-    Path(target).write_text("half")
-    Path(HERE, f"begun-{os.getpid()}").touch()
-    time.sleep(1000)
-
-
-def exclaim(sample):
-    if sample["cls"] != b"1":
-        for sign in "!?":
-            key = f"{sample['__key__']}{sign}"
-            yield {"__key__": key, "txt": shouted(sample["txt"].decode()) + sign, "json": {"key": key}}
-
-"""
-
-
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The working directory: eight shards and a module."""
-    monkeypatch.chdir(tmp_path)
-    write_text_shards(tmp_path, SIZES)
-    (tmp_path / f"{MODULE}.py").write_text(f"HERE = {str(tmp_path)!r}\n{FUNCTIONS}")
-    (tmp_path / "map_tool_sibling.py").write_text(SIBLING)
-    path = list(sys.path)
-    yield tmp_path
-    assert sys.path == path
-    for name in (MODULE, "map_tool_sibling"):
-        sys.modules.pop(name, None)
-
-
-def outputs(folder: Path) -> list[str]:
-    """Everything in a folder; "" for the one that is not there."""
-    return sorted(os.listdir(folder)) if folder.exists() else [""]  # noqa: PTH208 - names
-
-
-def names(*left_out: int, suffix: str = ".tar") -> list[str]:
-    """The base names of all shards but some."""
-    return [f"shard-{number:06d}{suffix}" for number in range(8) if number not in left_out]
-
-
 # ------------------------------------------------------------------------------------------------ one shard that fails
-def check_that_one_failure_costs_one_output(here: Path, *arguments: str) -> None:
-    """Eight shards: seven outputs and a named error; the second run does only what is missing."""
-    command = ("map", f"{MODULE}:shout", "shard-*.tar", "-o", "out/{name}.x.tar", *arguments)
-    first = run_wds(*command)
-    assert (first.status, first.out) == (1, b"")
-    assert outputs(here / "out") == names(5, suffix=".x.tar")
-    said = first.err.splitlines()
-    assert said[-1] == "wds: 7 done, 1 failed, 0 skipped"
-    assert [line for line in said if line.endswith("ValueError: no sample of this shard may be shouted")]
-    (failed,) = (line for line in said if "failed: " in line)
-    assert "shard-000005.tar failed: " in failed
-    before = {path: path.stat() for path in (here / "out").iterdir()}
-
-    (here / "repaired").touch()
-    second = run_wds(*command)
-    assert (second.status, second.out) == (0, b"")
-    assert second.err.splitlines()[-2:] == [
-        "wds: skipped: 7 outputs exist already (--force replaces them)",
-        "wds: 1 done, 0 failed, 7 skipped",
-    ]
-    assert outputs(here / "out") == names(suffix=".x.tar")
-    assert {path: path.stat() for path in before} == before
-    samples = [sample for name in names(suffix=".x.tar") for sample in read_samples(here / "out" / name)]
-    assert samples == [{"__key__": key, "txt": f"TEXT OF {key.upper()}".encode()} for key in text_keys(SIZES)]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_map_does_the_other_shards_when_one_fails(workers: int, here: Path) -> None:
     """In this process and in others."""
     check_that_one_failure_costs_one_output(here, "--workers", str(workers))
-
-
-@contextlib.contextmanager
-def dask_cluster() -> Iterator[str]:
-    """The address of a cluster of two processes on this machine, which begin in another folder."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what another package does is not ours
-        import dask
-        import distributed
-
-        # of a shard that kills workers the first is enough here
-        with (
-            dask.config.set({"distributed.scheduler.allowed-failures": 0}),
-            distributed.LocalCluster(
-                n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0"
-            ) as cluster,
-        ):
-            yield cluster.scheduler_address
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("default")
-def test_map_does_the_other_shards_when_one_fails_on_a_dask_cluster(
-    here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its workers know nothing of the working directory and its modules; one that dies costs its shard only."""
-    monkeypatch.chdir("/")
-    with dask_cluster() as address:
-        monkeypatch.chdir(here)
-        check_that_one_failure_costs_one_output(here, "--dask", address)
-        (here / "repaired").unlink()
-        died = run_wds("map", f"{MODULE}:die", "shard-000002.tar", "-o", "died/", "--dask", address)
-        assert died.status == 1
-        assert "shard-000002.tar failed: " in died.err
-        assert "KilledWorker" in died.err
-        assert outputs(here / "died") == []
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("default")
-def test_map_makes_a_cluster_for_itself(here: Path) -> None:
-    """For --dask local; nothing of it is left."""
-    before = children()
-    result = run_wds("map", f"{MODULE}:shout_all", "shard-*.tar", "-o", "out/", "--dask", "local", "--workers", 1)
-    assert result.status == 0
-    assert result.err.endswith("wds: 8 done, 0 failed, 0 skipped\n")
-    assert outputs(here / "out") == names()
-    assert children() <= before
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("default")
-def test_map_says_so_when_no_dask_scheduler_answers(here: Path) -> None:
-    """Nothing is made."""
-    result = run_wds("map", f"{MODULE}:shout", "shard-*.tar", "-o", "out/", "--dask", "nonsense://host:1")
-    assert result.status == 1
-    assert "no Dask scheduler answers at 'nonsense://host:1'" in result.err
-    assert outputs(here / "out") == []
-
-
-def test_map_says_so_when_distributed_is_not_installed(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And which extra brings it."""
-    monkeypatch.setitem(sys.modules, "distributed", None)
-    result = run_wds("map", f"{MODULE}:shout", "shard-*.tar", "-o", "out/", "--dask", "local")
-    assert result.status == 1
-    assert "pip install 'torchdata_wds[dask]'" in result.err
 
 
 def test_map_does_the_other_shards_when_a_worker_dies(here: Path) -> None:

@@ -2,17 +2,17 @@
 
 wds map augment:augment 'train-{000000..000003}.tar' -o augmented/
 wds map augment:augment 'train-*.tar' -o 'augmented/{name}.tar.gz' --workers 2
+wds map augment:augment 'train-*.tar' -o augmented/ --ray head:6379
 """
 
 import argparse
 import functools
 import importlib
 import os
-import pickle
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack, closing, suppress
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,27 +21,23 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 from torchdata_wds.cli.command import Command, UsageError, flag, option, whole_number
 from torchdata_wds.cli.inputs import add_shards_argument, list_all_inputs
 from torchdata_wds.cli.jobs import run_in_processes
+from torchdata_wds.cli.map.clusters import add_cluster_options, chosen_cluster, run_on_cluster
 from torchdata_wds.cli.map.shard_tasks import (
     Results,
     ShardFunction,
     ShardTask,
     error_text,
-    is_plain_path,
     run_task,
     work_on_shards,
 )
-from torchdata_wds.codecs.options import import_optional
 from torchdata_wds.errors import SampleError
 from torchdata_wds.pipes.samples.group_by_key import KeyGrouperIterDataPipe
 from torchdata_wds.pipes.shards.load_shards import ShardLoaderIterDataPipe
 from torchdata_wds.storage import mask_url
-from torchdata_wds.storage.urls import STDIN, local_path
+from torchdata_wds.storage.urls import STDIN
 from torchdata_wds.writers.tar_writer import TarWriter
 
 _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
-
-# These are installed on the cluster too, and too large to be sent there.
-_NEVER_SENT = {__name__.partition(".")[0], "__main__"}
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,7 +60,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     text = "worker processes; 0 works in this one (default: one per core, %(default)s)"
     option(parser, "--workers", "N", text, whole_number, default=cores)
-    option(parser, "--dask", "ADDRESS", "a Dask scheduler to run on, or 'local' to start a cluster here")
+    add_cluster_options(parser)
 
 
 def _function_name(text: str) -> str:
@@ -76,6 +72,7 @@ def _function_name(text: str) -> str:
 
 def _run(arguments: argparse.Namespace) -> int:
     load = functools.partial(load_function, arguments.function, per_sample=arguments.per_sample)
+    cluster = chosen_cluster(arguments)
     folder = str(Path.cwd())
     sys.path.insert(0, folder)  # also for processes that are started
     try:
@@ -86,8 +83,8 @@ def _run(arguments: argparse.Namespace) -> int:
 
         def work(tasks: list[ShardTask]) -> Results:
             workers = min(arguments.workers, len(tasks))
-            if arguments.dask is not None and tasks:
-                yield from _run_on_dask(load(), tasks, arguments.dask, num_workers=max(workers, 1), folder=folder)
+            if cluster and tasks:
+                yield from run_on_cluster(cluster, load(), tasks, num_workers=max(workers, 1), folder=folder)
             elif workers:
                 yield from run_in_processes(functools.partial(run_task, load), tasks, workers)
             else:
@@ -146,69 +143,3 @@ def over_samples(function: Callable[[dict[str, Any]], Any], source: str, target:
                 raise SampleError(f"{what}: {expected}", shard=shard, key=key)
             for one in made:
                 writer.write(one)
-
-
-# ------------------------------------------------------------------------------------------------------------ on Dask
-
-
-def _run_on_dask(
-    function: ShardFunction, tasks: Sequence[ShardTask], address: str, *, num_workers: int, folder: str
-) -> Results:
-    """Runs a function over shards on a Dask cluster.
-
-    Local shards must have the same path everywhere. The function is sent by value, with the modules of `folder` that it
-    needs; everything else must be installed on the workers. The address is the scheduler's, such as
-    ``tcp://host:8786``, or ``local`` for a cluster of `num_workers` processes on this machine.
-    """
-    distributed = import_optional("distributed", extra="dask", fields="functions on a Dask cluster")
-    data = _by_value(function, Path(folder))
-    with ExitStack() as stack:
-        if address == "local":
-            cluster = distributed.LocalCluster(
-                n_workers=num_workers, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0"
-            )
-            address = stack.enter_context(cluster).scheduler_address
-        try:
-            # checked first: distributed's own error for a wrong address comes later and is less clear
-            if not address:
-                raise ValueError("it is empty")
-            distributed.comm.registry.get_backend(distributed.comm.parse_address(address)[0])
-            client = stack.enter_context(distributed.Client(address))
-        except (OSError, ValueError) as error:
-            raise ConnectionError(f"no Dask scheduler answers at {address!r}: {error}") from error
-        futures = {}
-        for task in tasks:
-            source = os.path.abspath(local_path(task.source)) if is_plain_path(task.source) else task.source  # noqa: PTH100 - a str
-            futures[client.submit(_run_sent, data, task._replace(source=source), pure=False)] = task
-        try:
-            for future in distributed.as_completed(futures):
-                try:
-                    problem: str = future.result()
-                except Exception as error:  # noqa: BLE001 - the cluster's own: a worker that is killed repeatedly, say
-                    problem = error_text(error)
-                yield futures[future], problem
-        finally:
-            client.cancel([future for future in futures if not future.done()])
-
-
-def _run_sent(data: bytes, task: ShardTask) -> str:
-    """Runs in a worker of the cluster."""
-    return run_task(functools.partial(pickle.loads, data), task)
-
-
-def _by_value(function: ShardFunction, folder: Path) -> bytes:
-    """Pickles a function so that the modules of a folder are not needed where it is unpickled."""
-    cloudpickle = import_optional("cloudpickle", extra="dask", fields="functions on a Dask cluster")
-    with ExitStack() as stack:
-        for name, module in list(sys.modules.items()):
-            if "." in name or name in _NEVER_SENT:
-                continue
-            places = list(getattr(module, "__path__", [])) or [getattr(module, "__file__", None)]
-            if isinstance(places[0], str) and Path(places[0]).parent == folder:
-                cloudpickle.register_pickle_by_value(module)
-                stack.callback(cloudpickle.unregister_pickle_by_value, module)
-        try:
-            data: bytes = cloudpickle.dumps(function)
-        except Exception as error:
-            raise RuntimeError(f"the function cannot be sent to the cluster: {error_text(error)}") from error
-    return data

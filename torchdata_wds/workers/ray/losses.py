@@ -34,10 +34,7 @@ class LostActorError(RuntimeError):
 
 def lost(ray: Any, error: Exception, place: ActorPlace | None, worker: str) -> LostActorError:
     """Makes the error for a lost actor; raises a RuntimeError if another actor would fail too."""
-    errors = ray.exceptions
-    # Everything else is a process or a node that has ended, an object that was on it, or a broken connection.
-    lasting = (errors.RayTaskError, errors.RuntimeEnvSetupError, errors.ActorUnschedulableError)
-    if isinstance(error, lasting) or getattr(error, "actor_init_failed", False):
+    if is_lasting(ray, error):
         raise RuntimeError(
             f"{worker} cannot run on the cluster: {error}\nEach node needs the same versions of Python and of the "
             "packages that the graph uses, torchdata_wds among them; runtime_env in actor_options can bring them"
@@ -48,3 +45,16 @@ def lost(ray: Any, error: Exception, place: ActorPlace | None, worker: str) -> L
 def shortened(text: str) -> str:
     """Returns the beginning of what Ray says, which may be pages."""
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+
+
+def is_lasting(ray: Any, error: Exception) -> bool:
+    """Returns whether an actor or a task would meet an error of Ray again, wherever it runs."""
+    errors = ray.exceptions
+    # Everything else is a process or a node that has ended, an object that was on it, or a broken connection.
+    lasting = (
+        errors.RayTaskError,
+        errors.RuntimeEnvSetupError,
+        errors.ActorUnschedulableError,
+        errors.TaskUnschedulableError,
+    )
+    return isinstance(error, lasting) or bool(getattr(error, "actor_init_failed", False))

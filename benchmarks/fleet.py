@@ -159,6 +159,7 @@ def main() -> None:
 
     def add(parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--measure", action="store_true", help="measure the times of batches on this machine")
+        parser.add_argument("--real", action="store_true", help="compare the model with actors on this machine")
         parser.add_argument(
             "--step", type=float, default=STEP, help="seconds of a trainer's step (default: %(default)s)"
         )

@@ -27,15 +27,18 @@ class StandIn:
         self.connected_to = ""
         self.jobs = 0
         self.failure: Exception | None = None
+        self.is_terminated = False
         self.util = SimpleNamespace(get_node_ip_address=lambda: "192.0.2.1")
 
     def init(self, address: str, **options: Any) -> None:
         self.asked.append(address)
         os.environ["RAY_STAND_IN"] = "1"
-        signal.signal(signal.SIGTERM, lambda *_: None)
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(number))
         logging.getLogger("ray").setLevel(options.get("logging_level", logging.INFO))
         if self.failure is not None:
             raise self.failure
+        if self.is_terminated:
+            signal.raise_signal(signal.SIGTERM)
         self.connected_to = "192.0.2.1:6379" if address in ("local", "auto") else address
         self.jobs += 1
 
@@ -247,6 +250,17 @@ def test_handler_of_sigterm_and_environment_are_as_before(ray: StandIn) -> None:
         assert logging.getLogger("ray").level == logging.WARNING
     assert ray_variables() == variables
     assert logging.getLogger("ray").level == level
+
+
+def test_sigterm_while_ray_connects_reaches_the_program(ray: StandIn) -> None:
+    """Ray's own handler is set by then, which would raise SystemExit with status 15."""
+    received: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: received.append(number))
+    ray.is_terminated = True
+    with pytest.raises(RuntimeError, match="SIGTERM has interrupted connecting to Ray"):
+        Cluster.join()
+    assert received == [signal.SIGTERM]
+    assert not ray.is_initialized()
 
 
 # ------------------------------------------------------------------------------------------------------ with a cluster

@@ -199,11 +199,19 @@ def _own_sigterm() -> Iterator[None]:
         yield  # Ray leaves it alone there
         return
     handler = signal.getsignal(signal.SIGTERM)
+    arrived = None
     try:
         yield
+    except SystemExit as error:
+        if error.code != signal.SIGTERM:
+            raise
+        arrived = error
     finally:
         if handler is not None:  # one that was not set from Python cannot be set again
             signal.signal(signal.SIGTERM, handler)
+    if arrived is not None:
+        signal.raise_signal(signal.SIGTERM)
+        raise RuntimeError("SIGTERM has interrupted connecting to Ray") from arrived
 
 
 def _note_fork() -> None:

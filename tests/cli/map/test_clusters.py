@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 
 from tests.kits.map_kit import MODULE, check_that_one_failure_costs_one_output, names, outputs
 from tests.kits.processes import children, is_alive, wait_until
+from tests.kits.ray_kit import data_cluster
 from tests.kits.tool_kit import run_wds
 from torchdata_wds.cli.map import clusters
 
@@ -255,6 +257,30 @@ def test_map_says_so_when_no_dask_scheduler_answers(here: Path) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------------- Ray
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+def test_map_does_the_other_shards_when_one_fails_on_a_ray_cluster(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when a node dies: what ran there runs again on another, and leaves nothing half done."""
+    monkeypatch.chdir("/")
+    with data_cluster() as cluster:
+        monkeypatch.chdir(here)
+        check_that_one_failure_costs_one_output(here, "--ray", cluster.address)
+
+        def kill() -> None:
+            assert wait_until(lambda: len(list(here.glob("begun-*"))) == 4)
+            cluster.kill_node(cluster.nodes[0])
+            (here / "killed").touch()
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        result = run_wds("map", f"{MODULE}:linger", "shard-*.tar", "-o", "lost/", "--ray", cluster.address)
+        killer.join()
+        assert result.status == 0
+        assert result.err.count(" is run again, because its worker was lost: ") == 2
+        assert outputs(here / "lost") == names()
+        assert {path.read_text() for path in (here / "lost").iterdir()} == {str(here / name) for name in names()}
+
+
 @pytest.mark.slow
 def test_map_ends_the_ray_cluster_that_it_started(here: Path) -> None:
     """Ctrl-C: no words, no process and nothing half left."""

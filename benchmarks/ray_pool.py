@@ -12,7 +12,7 @@ The second has the time of `next()` for batches of 10 MB, as in `workers.py`, wh
 before each: from local processes, from actors on the same node, and from actors on another one, which
 `ray.cluster_utils.Cluster` starts on this machine.
 
-The third has the seconds from making a loader to its first item in a cluster that runs, and a worker's memory then.
+The third has the time from making a loader to its first item in a cluster that runs, and a worker's memory after that.
 """
 
 from __future__ import annotations
@@ -67,6 +67,7 @@ COST_COLUMNS = {
     "kind": "{kind}",
     "contender": "{contender}",
     "first item, s": "{seconds:.2f}",
+    "CPU s": "{cpu:.2f}",
     "private MB of a worker": "{private:,.0f}",
     "resident MB": "{resident:,.0f}",
 }
@@ -158,6 +159,11 @@ def processor_seconds() -> dict[int, float]:
     return found
 
 
+def processor_time_since(before: dict[int, float]) -> float:
+    """The CPU time since then, also of processes that were started."""
+    return sum(seconds - before.get(process, 0) for process, seconds in processor_seconds().items())
+
+
 def measure(kind: str, case: Case, rounds: int) -> list[Row]:
     """The rows of one kind."""
     cpus: dict[str, list[float]] = {name: [] for name in (ACTORS, LOADER, SERVICE)}
@@ -176,8 +182,7 @@ def timed_epoch(name: str, case: Case, cpus: list[float]) -> harness.Run:
         harness.timed_from(0, loader, case.size)
         before = processor_seconds()
         run = harness.timed_from(0, loader, case.size)
-        after = processor_seconds()
-    cpus.append(sum(seconds - before.get(process, 0) for process, seconds in after.items()) / run.samples)
+        cpus.append(processor_time_since(before) / run.samples)
     return run
 
 
@@ -199,13 +204,15 @@ def measure_steps(kind: str, contenders: Iterable[str], steps: int, rounds: int)
 def measure_costs(kind: str, graph: Any, rounds: int) -> list[Row]:
     """The rows of what a worker costs."""
     memory: dict[str, list[tuple[float, float]]] = {name: [] for name in (LOADER, ACTORS)}
+    cpus: dict[str, list[float]] = {name: [] for name in memory}
 
     def timed(name: str) -> harness.Run:
-        begun = time.perf_counter()
+        before, begun = processor_seconds(), time.perf_counter()
         with running(name, graph) as loader:
             items = iter(loader)
             next(items)
             seconds = time.perf_counter() - begun
+            cpus[name].append(processor_time_since(before))
             for _ in items:
                 pass
             workers = [child.pid for child in multiprocessing.active_children() if child.pid]
@@ -219,6 +226,7 @@ def measure_costs(kind: str, graph: Any, rounds: int) -> list[Row]:
         private, resident = map(median, zip(*memory[name], strict=True))
         seconds = [run.seconds for run in of_name]
         row = {"kind": kind, "contender": name, "seconds": median(seconds), "rounds": seconds}
+        row |= {"cpu": median(cpus[name]), "cpu_rounds": cpus[name]}
         rows.append({**row, "private": private, "resident": resident})
     return rows
 

@@ -21,10 +21,6 @@ from torchdata_wds.workers.processes.shared_memory import Limits
 from torchdata_wds.workers.processes.worker import CHECK_INTERVAL, GRACE, NoticeBoard, Order, WorkerGraph, run_worker
 from torchdata_wds.workers.stream_pool import StreamLink
 
-#: How many segments of shared memory, and so open files, a set of workers may have while the main process holds many
-#: batches; and how many segments, besides one for each message ahead, every worker may have in any case, and keeps.
-_MOST_SEGMENTS = 128
-_SPARE_SEGMENTS = 6
 _PATIENCE = GRACE + CHECK_INTERVAL + 1  # how many seconds a worker may take to end; its guard normally ends it sooner
 _SETTLING = 1  # how many seconds after its end its exit code may take to be known
 _UNKNOWN_CODE: Final = 256  # one that no process can have
@@ -40,8 +36,7 @@ class WorkerLink(StreamLink):
         self._answered = context.RawValue(ctypes.c_uint64)  # the last order that the worker took up; 0 before the first
         self._first_turn = 0
         self._credits = context.Semaphore(ahead)
-        kept = ahead + _SPARE_SEGMENTS
-        limits = Limits(max(_MOST_SEGMENTS // workers, kept), kept)
+        limits = Limits.of(workers, ahead)
         self._connection, theirs = context.Pipe()
         arguments = (graph, number, workers, theirs, self._credits, limits, board, self._answered)
         self._process: BaseProcess = context.Process(

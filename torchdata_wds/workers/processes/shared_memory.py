@@ -18,6 +18,7 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Iterable
+from itertools import count
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -51,11 +52,23 @@ _LEAST = 1 << 16
 Array = np.ndarray[Any, np.dtype[np.uint8]]
 
 
+#: How many segments of shared memory, and so open files, a set of workers may have while the main process holds many
+#: batches; and how many segments, besides one for each message ahead, every worker may have in any case, and keeps.
+_MOST_SEGMENTS = 128
+_SPARE_SEGMENTS = 6
+
+
 class Limits(NamedTuple):
     """How many segments a worker may have at `most`, and how many are `kept` when an epoch ends."""
 
     most: int
     kept: int
+
+    @classmethod
+    def of(cls, workers: int, ahead: int) -> Limits:
+        """Returns the limits of each of some workers, which may run `ahead` messages ahead."""
+        kept = ahead + _SPARE_SEGMENTS
+        return cls(max(_MOST_SEGMENTS // workers, kept), kept)
 
 
 class Span(NamedTuple):
@@ -66,6 +79,9 @@ class Span(NamedTuple):
     stop: int
 
 
+_serials = count()  # tell the segments of a process apart that have the same number one after the other
+
+
 class Segment:
     """One piece of shared memory, as the worker sees it; only bytes that are written occupy memory."""
 
@@ -73,10 +89,11 @@ class Segment:
 
     def __init__(self, number: int, capacity: int) -> None:
         self.number = number
+        self.serial = next(_serials)
         self.capacity = capacity
         self._loan: weakref.ref[Array] | None = None
         self._loan_mark = fork_mark()
-        self.descriptor = _open_file(_HEADER + capacity)
+        self.descriptor = open_memory_file(_HEADER + capacity)
         self.memory = memoryview(mmap.mmap(self.descriptor, _HEADER + capacity))
         self.address = _address(self.memory)
 
@@ -101,6 +118,10 @@ class Segment:
         self._loan = weakref.ref(array)
         self._loan_mark = fork_mark()
         return array
+
+    def give_up(self) -> None:
+        """Has it replaced before it is used again: it is not known whether the main process got the message with it."""
+        self.memory[0] = _SEEN_BY_FORK
 
     def close_descriptor(self) -> None:
         """Closes the file once the main process has it; the memory stays mapped."""
@@ -243,7 +264,8 @@ def _address(data: memoryview) -> int:
     return address
 
 
-def _open_file(size: int) -> int:
+def open_memory_file(size: int) -> int:
+    """Returns the descriptor of an unnamed file in memory."""
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("torchdata_wds")
     else:

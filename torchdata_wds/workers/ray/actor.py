@@ -9,9 +9,8 @@ import sys
 from collections import deque
 from collections.abc import Generator
 from itertools import count
-from math import inf
 from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 import ray
 import ray.util
@@ -20,13 +19,11 @@ import torch
 from torchdata_wds.handlers import said
 from torchdata_wds.pipes.samples.collate import stack_in
 from torchdata_wds.workers.processes.messages import LARGE, PROTOCOL, Envelope, Packer, reduce_tensor
-from torchdata_wds.workers.processes.shared_memory import Limits, SegmentPool
+from torchdata_wds.workers.processes.shared_memory import Limits, Segment
 from torchdata_wds.workers.processes.worker import Failure, Order, WorkerGraph
-from torchdata_wds.workers.ray.item_groups import ItemGroups
+from torchdata_wds.workers.ray.item_groups import Group, ItemGroups
+from torchdata_wds.workers.ray.node_memory import ActorMemory, Meeting, told
 from torchdata_wds.workers.ray.shared_indexes import IndexReceiver
-
-_SEGMENTS = 8  # how many batches' memory is kept to be used again
-
 
 _cloudpickle: Any = ray.cloudpickle  # without types
 _util: Any = ray.util
@@ -51,6 +48,14 @@ def _item_pickler(file: io.BytesIO, keep_inside: Any) -> Any:
     return _ItemPickler(file, protocol=PROTOCOL, buffer_callback=keep_inside)
 
 
+class _Sent(NamedTuple):
+    """What may have to be done again, or undone, if a message does not arrive."""
+
+    number: int  # larger than that of any earlier message
+    facts: list[Any]
+    segments: list[Segment]
+
+
 class StreamActor:
     """Worker number `number` of `workers`, which runs at most `ahead` messages ahead."""
 
@@ -58,13 +63,15 @@ class StreamActor:
         self._number = number
         self._workers = workers
         self._graph: WorkerGraph | None = None
-        # What the graph reported in the last messages, which may not arrive: with the number of each in its order.
-        self._reported: deque[tuple[int, list[Any]]] = deque(maxlen=ahead + 2)
+        # The last messages, which may not arrive.
+        self._sent: deque[_Sent] = deque(maxlen=ahead + 2)
+        self._numbers = count()
         self._indexes = IndexReceiver()
         self._groups: ItemGroups | None = None  # those of the last order
         torch.set_num_threads(1)  # as in processes
-        # Ray copies batches into its store, so that their own memory can be used again.
-        stack_in(SegmentPool(Limits(_SEGMENTS, _SEGMENTS)).lend)
+        # Also if Ray copies batches into its store, their own memory can be used again.
+        self._memory = ActorMemory(Limits.of(workers, ahead))
+        stack_in(self._memory.lend)
         Failure.dumps = _cloudpickle.dumps
 
     def place(self) -> tuple[str, str, int]:
@@ -72,44 +79,57 @@ class StreamActor:
         node = ray.get_runtime_context().get_node_id()
         return node, _util.get_node_ip_address(), os.getpid()
 
-    def messages(self, graph: Any, order: Any, received: int | None) -> Generator[tuple[Any, ...], None, None]:
-        """Yields the messages that answer an order.
+    def messages(
+        self, graph: Any, order: Any, last: int, repeats: bool, meeting: Meeting | None
+    ) -> Generator[tuple[Any, ...], None, None]:
+        """Yields the messages that answer an order: the number of each, its segments, and the parts of an `Envelope`.
 
-        Both come as `Sent` by an `IndexSender`, or in a list as the reference to that. `received` is how many of those
-        that answered the last order have arrived; None if that does not matter.
+        Graph and order come as `Sent` by an `IndexSender`, or in a list as the reference to that. `last` is the number
+        of the last message that arrived; with `repeats`, what the graph reported in later ones is sent again.
         """
         if self._graph is None:
             sent: Any = ray.get(graph[0]) if isinstance(graph, list) else graph
-            _, told, functions, datapipe = self._indexes.unpack(sent)
-            said.update(told)
+            _, was_said, functions, datapipe = self._indexes.unpack(sent)
+            said.update(was_said)
             self._graph = WorkerGraph(datapipe, functions)
-        yield from self._answer(self._graph, self._indexes.unpack(order), received)
+        is_shared = meeting is not None and meeting.is_here(ray.get_runtime_context().get_node_id())
+        missed = [sent for sent in self._sent if sent.number > last]
+        self._sent.clear()
+        yield from self._answer(self._graph, self._indexes.unpack(order), missed, repeats=repeats, is_shared=is_shared)
 
-    def _answer(self, graph: WorkerGraph, order: Order, received: int | None) -> Generator[tuple[Any, ...], None, None]:
+    def _answer(
+        self, graph: WorkerGraph, order: Order, missed: list[_Sent], *, repeats: bool, is_shared: bool
+    ) -> Generator[tuple[Any, ...], None, None]:
         if self._groups is not None:
             self._groups.join()  # the graph runs one order at a time
         graph.prepare(order, self._number, self._workers)
-        first = inf if received is None else received
-        missed = [fact for number, facts in self._reported if number >= first for fact in facts]
-        self._reported.clear()
+        self._memory.begin(sent.segments for sent in missed)
+        facts = [fact for sent in missed for fact in sent.facts] if repeats else []
         is_canceled = ray.get_runtime_context().is_canceled
         stream = graph.items(order, self._number, self._workers)
         self._groups = groups = ItemGroups(stream, Packer(_item_pickler))
         try:
-            for number in count():
-                group = groups.take(is_canceled)
-                if group is None:
-                    return
-                body = pickle.PickleBuffer(group.body) if len(group.body) >= LARGE else group.body
-                facts = [*missed, *graph.facts()]
-                missed.clear()
-                self._reported.append((number, facts))
-                pieces = [body, *map(pickle.PickleBuffer, group.outside)]
-                yield tuple(Envelope(order.turn, group.is_last, group.ends, pieces, [], [], facts))
+            while (group := groups.take(is_canceled)) is not None:
+                pieces, segments = self._placed(group, is_shared=is_shared)
+                sent = _Sent(next(self._numbers), [*facts, *graph.facts()], segments)
+                facts = []
+                self._sent.append(sent)
+                envelope = Envelope(order.turn, group.is_last, group.ends, pieces, [], [], sent.facts)
+                yield sent.number, told(segments), tuple(envelope)
                 if group.is_last:
                     return
         finally:
             groups.stop()
+
+    def _placed(self, group: Group, *, is_shared: bool) -> tuple[list[Any], list[Segment]]:
+        """Returns the pieces of an envelope, and the segments that hold some of them."""
+        large = [memoryview(group.body)] if len(group.body) >= LARGE else []
+        places: list[Any] = [*large, *group.outside]
+        segments: list[Segment] = []
+        if is_shared:
+            places, segments = self._memory.store(places)
+        pieces = [pickle.PickleBuffer(place) if isinstance(place, memoryview) else place for place in places]
+        return pieces if large else [group.body, *pieces], segments
 
     def close(self) -> None:
         """Ends the commands from which shards are read."""

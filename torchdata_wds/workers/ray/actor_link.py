@@ -10,7 +10,9 @@ from typing import Any
 
 from torchdata_wds.pipes.resume_facts import Facts
 from torchdata_wds.workers.processes.messages import Envelope, Message
+from torchdata_wds.workers.processes.shared_memory import Limits
 from torchdata_wds.workers.ray.losses import ActorPlace, LostActorError, lost
+from torchdata_wds.workers.ray.node_memory import MappedMemory, Meeting
 from torchdata_wds.workers.ray.store_memory import writable
 from torchdata_wds.workers.stream_pool import StreamLink
 
@@ -24,20 +26,28 @@ class ActorLink(StreamLink):
     """Actor number `number` of `workers`, which may run `ahead` messages ahead of the main process.
 
     `start` starts an actor, not on a certain node if it can, and returns its handle; `needs` says what it asks of the
-    cluster.
+    cluster. At `meeting` it finds out whether it shares memory with this process.
     """
 
     def __init__(
-        self, ray: Any, number: int, workers: int, ahead: int, start: Callable[[int, int, str | None], Any], needs: str
+        self,
+        ray: Any,
+        number: int,
+        workers: int,
+        ahead: int,
+        start: Callable[[int, int, str | None], Any],
+        needs: str,
+        meeting: Meeting | None,
     ) -> None:
         super().__init__(number, workers)
         self._ray = ray
         self._ahead = ahead
+        self._limits = Limits.of(workers, ahead)
+        self._meeting = meeting
         self._start_actor = start
         self._needs = needs
         self.stream: Any = None  # references to the messages of the current order
         self.is_large = False  # whether the last message was in the object store
-        self._received = 0  # how many messages of the order have arrived
         self.replaced = 0  # how often in a row the actor was replaced, without an item in between
         self._avoided: str | None = None  # the node on which the last actor was lost
         self._start()
@@ -46,6 +56,8 @@ class ActorLink(StreamLink):
         self._actor = self._start_actor(self._number, self._ahead, self._avoided)
         self._place_found = self._actor.place.remote()
         self.place: ActorPlace | None = None  # known from its first message on
+        self._memory = MappedMemory(self._limits)
+        self._last = self._newest = -1  # the number of the last message, noted and not
 
     def order(self, turn: int, sent: tuple[Any, Any], facts: Facts, *, keeps_facts: bool) -> None:
         """Requests a stream in place of any earlier one; `sent` are the graph and the order.
@@ -57,9 +69,8 @@ class ActorLink(StreamLink):
         # The actor itself holds one message more.
         options = {"num_returns": "streaming", "_generator_backpressure_num_objects": max(self._ahead - 1, 1)}
         # A stream that runs on reports again what was in messages that never arrived.
-        received = self._received if keeps_facts else None
-        self.stream = self._actor.messages.options(**options).remote(*sent, received)
-        self._received = 0
+        self.stream = self._actor.messages.options(**options).remote(*sent, self._last, keeps_facts, self._meeting)
+        self._memory.trim()
 
     def replace(self, *, counts: bool) -> None:
         """Starts another actor in place of this one."""
@@ -71,7 +82,7 @@ class ActorLink(StreamLink):
 
     def _receive(self, timeout: float | None) -> Message:
         message = super()._receive(timeout)
-        self._received += 1  # now that what it reports is noted
+        self._last = self._newest  # now that what it reports is noted
         return message
 
     def _next_message(self, timeout: float | None) -> Message | None:
@@ -79,7 +90,7 @@ class ActorLink(StreamLink):
         try:
             if not self._wait(timeout):
                 return None
-            values = ray.get(next(self.stream))
+            self._newest, segments, values = ray.get(next(self.stream))
             if self.place is None:
                 self.place = ActorPlace(*ray.get(self._place_found))
         except StopIteration:
@@ -87,11 +98,19 @@ class ActorLink(StreamLink):
         except ray.exceptions.RayError as error:
             raise self.lost(error) from error
         envelope = Envelope(*values)
+        pieces = [piece if isinstance(piece, (bytes, tuple)) else writable(piece) for piece in envelope.pieces]
+        self.is_large = sum(len(piece) for piece in pieces if not isinstance(piece, tuple)) >= _INLINED
+        message = Message(envelope._replace(pieces=pieces), self._lease(self.place, segments))
         if envelope.ends:
             self.replaced = 0
-        pieces = [piece if isinstance(piece, bytes) else writable(piece) for piece in envelope.pieces]
-        self.is_large = sum(map(len, pieces)) >= _INLINED
-        return Message(envelope._replace(pieces=pieces), {})
+        return message
+
+    def _lease(self, place: ActorPlace, segments: list[tuple[int, int, int]]) -> dict[int, memoryview]:
+        try:
+            return self._memory.lease(place.process, segments)
+        except OSError as error:  # too many files are open, or it has just ended
+            self._meeting = None  # the actor that takes its place uses Ray's store
+            raise LostActorError(f"its memory cannot be mapped: {error}", place) from error
 
     def _wait(self, timeout: float | None) -> bool:
         """Waits for a message, or at least for the actor to start; returns whether the time was enough."""

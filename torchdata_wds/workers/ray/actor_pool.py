@@ -19,6 +19,7 @@ from torchdata_wds.workers.processes.worker import GRACE, Imports, WorkerGraph
 from torchdata_wds.workers.ray.actor_link import ActorLink
 from torchdata_wds.workers.ray.cluster import Cluster, checked_address, import_ray
 from torchdata_wds.workers.ray.losses import LostActorError, shortened
+from torchdata_wds.workers.ray.node_memory import MeetingPoint
 from torchdata_wds.workers.ray.placement import away_from
 from torchdata_wds.workers.resume.checkpoints import Streams
 from torchdata_wds.workers.resume.lost_streams import point_of
@@ -159,6 +160,7 @@ class ActorPool(StreamPool):
             defaults = {"num_cpus": 0 if self._cluster.is_own else 1, "scheduling_strategy": "SPREAD"}
             self._options = {**defaults, **self._settings.actor_options, "max_restarts": 0, "max_task_retries": 0}
             self._graph = self._packed_graph()
+            self._held["meeting"] = MeetingPoint(self._ray.get_runtime_context().get_node_id())
         while len(self._links) < self._num_workers:
             with interrupts_held():
                 self._links.append(self._make_link(len(self._links)))
@@ -169,7 +171,8 @@ class ActorPool(StreamPool):
         needs = ", ".join(f"{name}={self._options[name]!r}" for name in _NEEDS if name in self._options)
         # Not a method of the pool: the links are kept until it is garbage collected.
         start = partial(_start_actor, self._ray.remote(self._class), self._options, self._num_workers)
-        return ActorLink(self._ray, number, self._num_workers, self._prefetch_factor, start, needs)
+        arguments = (self._num_workers, self._prefetch_factor, start, needs, self._held["meeting"].meeting)
+        return ActorLink(self._ray, number, *arguments)
 
     def _order(self, number: int, point: Any, streams: Streams) -> None:
         order = self._order_for(number, point, streams)
@@ -265,7 +268,7 @@ def _start_actor(
 
 def _end(board: _Board, links: list[ActorLink], held: dict[str, Any]) -> None:
     board.turn += 1
-    cluster = held.pop("cluster", None)
+    cluster, meeting = held.pop("cluster", None), held.pop("meeting", None)
     if cluster is None:
         return
     ray = import_ray()
@@ -277,3 +280,5 @@ def _end(board: _Board, links: list[ActorLink], held: dict[str, Any]) -> None:
                 link.kill()
         links.clear()
         cluster.close()
+        if meeting is not None:
+            meeting.close()

@@ -1,9 +1,6 @@
 """An actor in place of a lost one runs on another node, before the cluster knows that the node is gone."""
 
 import gc
-import shutil
-import signal
-import tempfile
 import time
 import weakref
 from collections.abc import Iterator
@@ -12,6 +9,7 @@ from typing import Any
 import pytest
 from torch.utils.data.datapipes.iter import IterableWrapper
 
+from tests.kits.ray_kit import DATA, data_cluster
 from torchdata_wds import RayPool, WdsLoader
 from torchdata_wds.workers.ray.placement import away_from
 
@@ -46,25 +44,12 @@ def test_options_stay_as_they_are_when_they_name_the_place(options: dict[str, An
 
 
 @pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A head without CPUs, and two data nodes; it notices a death as late as any other cluster."""
-    ray = pytest.importorskip("ray")
-    from ray.cluster_utils import Cluster
-
-    folder = tempfile.mkdtemp(prefix="r", dir="/tmp")  # paths of sockets may have 107 characters
-    monkeypatch.setenv("RAY_TMPDIR", folder)
-    handler = signal.getsignal(signal.SIGTERM)
-    cluster = Cluster()
-    store = {"object_store_memory": 100 * 2**20, "include_dashboard": False}
-    cluster.add_node(num_cpus=0, **store)
-    for _ in range(2):
-        cluster.add_node(num_cpus=2, resources={"data": 2}, **store)
-    ray.init(cluster.address, log_to_driver=False, logging_level="error", configure_logging=False)
-    yield cluster
-    ray.shutdown()
-    cluster.shutdown()
-    signal.signal(signal.SIGTERM, handler)
-    shutil.rmtree(folder, ignore_errors=True)
+def cluster() -> Iterator[Any]:
+    """Two data nodes in a cluster that notices a death as late as any other, not as soon as those of other tests."""
+    pytest.importorskip("ray")
+    late = {"health_check_period_ms": 3000, "health_check_timeout_ms": 10_000, "health_check_failure_threshold": 5}
+    with data_cluster(system_config=late) as cluster:
+        yield cluster
 
 
 def with_node(number: int) -> tuple[int, str]:
@@ -80,15 +65,12 @@ def test_actors_of_a_killed_node_start_once_elsewhere_and_end_with_a_loader_that
     """Each actor is replaced once: none is placed on the node that is gone. The loader is never closed."""
     import ray
 
-    pool = RayPool(actor_options={"resources": {"data": 1}})
+    pool = RayPool(actor_options={"resources": {DATA: 1}})
     loader = WdsLoader(IterableWrapper(range(600)).sharding_filter().map(with_node), 2, pool=pool)
     items = iter(loader)
     found = [next(items), next(items)]
     lost = found[0][1]
-    cluster.remove_node(
-        next(node for node in cluster.worker_nodes if node.node_id == lost),
-        allow_graceful=False,
-    )
+    cluster.kill_raylet(next(node for node in cluster.nodes if node.node_id == lost))
     found += items
     assert [number for number, _ in found] == [*range(600)]
     assert pool.restarts == sum(node == lost for _, node in found[:2])
@@ -98,6 +80,6 @@ def test_actors_of_a_killed_node_start_once_elsewhere_and_end_with_a_loader_that
     gc.collect()
     assert dropped() is None
     end = time.monotonic() + 30
-    while (free := ray.available_resources().get("data", 0)) != 2 and time.monotonic() < end:
+    while (free := ray.available_resources().get(DATA, 0)) != 2 and time.monotonic() < end:
         time.sleep(0.1)
     assert free == 2

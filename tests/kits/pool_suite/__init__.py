@@ -10,10 +10,10 @@ from tests.kits.pool_suite.items import AheadSuite, ItemSuite
 from tests.kits.pool_suite.kind import FORKED, PoolKind
 from tests.kits.pool_suite.loader import LoaderSuite
 from tests.kits.pool_suite.orders import BorderSuite, OrderSuite
-from tests.kits.pool_suite.service import ServiceSuite
+from tests.kits.pool_suite.service import FunctionSuite, SeedSuite
 from tests.kits.pool_suite.states import StateSuite
 
-__all__ = ["FORKED", "LoaderSuite", "PoolKind", "PoolSuite", "ServiceSuite", "WorkerSuite"]
+__all__ = ["FORKED", "EndSuite", "LoaderSuite", "PoolKind", "PoolSuite", "ServiceSuite", "WorkerSuite"]
 
 
 class PoolSuite(OrderSuite, BorderSuite, EpochSuite, StateSuite, ItemSuite, FailureSuite, EndSuite, SkipSuite):
@@ -22,3 +22,7 @@ class PoolSuite(OrderSuite, BorderSuite, EpochSuite, StateSuite, ItemSuite, Fail
 
 class WorkerSuite(PoolSuite, AheadSuite, SendingSuite):
     """Holds for every pool whose streams run outside of the main process."""
+
+
+class ServiceSuite(FunctionSuite, SeedSuite):
+    """Holds for every pool under its reading service for DataLoader2."""

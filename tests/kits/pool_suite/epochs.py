@@ -23,7 +23,7 @@ class EpochSuite:
 
     def test_epoch_does_not_count_when_nothing_was_taken_from_it(self, pool: PoolKind) -> None:
         """A framework may call iter() to see whether that works."""
-        with pool.loader(uneven_pipe(), seed=1) as loader, pool.loader(uneven_pipe(), seed=1) as other:
+        with pool.loader(uneven_pipe(), seed=1) as loader, pool.elsewhere.loader(uneven_pipe(), seed=1) as other:
             for _ in range(2):
                 iter(loader)
                 iter(loader)
@@ -31,7 +31,7 @@ class EpochSuite:
 
     def test_iterator_pauses_at_a_limit_and_goes_on(self, pool: PoolKind) -> None:
         """Each resume yields as many items again, until the limit is removed; the state is that of the last item."""
-        with pool.loader(uneven_pipe(), seed=1) as loader, pool.loader(uneven_pipe(), seed=1) as other:
+        with pool.loader(uneven_pipe(), seed=1) as loader, pool.elsewhere.loader(uneven_pipe(), seed=1) as other:
             whole = list(other)
             items = iter(loader)
             items.limit(3)
@@ -46,7 +46,7 @@ class EpochSuite:
             items.resume()
             assert list(items) == whole[6:]
             assert sorted(loader) == items_of(SIZES)
-        with pool.resumed(pool.sent(state), uneven_pipe(), seed=1) as again:
+        with pool.elsewhere.resumed(pool.sent(state), uneven_pipe(), seed=1) as again:
             assert list(again) == whole[6:]
 
     def test_iterator_goes_on_after_a_limit_when_a_stage_knows_another_resume(self, pool: PoolKind) -> None:

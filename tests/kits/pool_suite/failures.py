@@ -42,8 +42,9 @@ def raise_in_main(item: str) -> str:
     return item
 
 
-for defined in (MainError, raise_in_main):
+for defined in (MainError, MainError.__init__, raise_in_main):
     defined.__module__ = "__main__"
+for defined in (MainError, raise_in_main):
     setattr(sys.modules["__main__"], defined.__name__, defined)
 
 

@@ -85,7 +85,7 @@ class LoaderSuite:
                 with pool.loader(pipe, seed=1) as loader:
                     items = iter(loader)
                     begun = [next(items) for _ in range(3)]
-                    with pool.resumed(loader.state_dict(), pipe, seed=1) as again:
+                    with pool.elsewhere.resumed(loader.state_dict(), pipe, seed=1) as again:
                         found[number] = begun + list(again), begun + list(items)
 
         threads = [threading.Thread(target=run, args=(number,)) for number in range(3)]

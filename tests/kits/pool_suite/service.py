@@ -91,8 +91,8 @@ def forget_to_return(datapipe: Any, *_: Any) -> None:
     pass
 
 
-class ServiceSuite:
-    """DataLoader2 with a reading service."""
+class SeedSuite:
+    """The seeds of DataLoader2."""
 
     @pytest.mark.parametrize(
         ("options", "seeds"),
@@ -136,6 +136,10 @@ class ServiceSuite:
         torch.empty((3,), dtype=torch.int64).random_()
         assert torch.rand(1) == after
 
+
+class FunctionSuite:
+    """The functions that each worker calls."""
+
     def test_functions_are_called_in_each_worker(self, pool: PoolKind) -> None:
         """One when it starts, one before each epoch; in the main process they see worker 0 of 1."""
         with pool.loader(Teller(numbers()), worker_init_fn=init, worker_reset_fn=reset) as loader:
@@ -156,8 +160,8 @@ class ServiceSuite:
     def test_reset_function_gets_seeds_of_its_own_and_shared_ones(self, pool: PoolKind) -> None:
         """The same again for the same seed, others in each epoch."""
         runs = []
-        for _ in range(2):
-            with pool.loader(SeedsOf(numbers()), seed=1, worker_reset_fn=draw) as loader:
+        for place in (pool, pool.elsewhere):
+            with place.loader(SeedsOf(numbers()), seed=1, worker_reset_fn=draw) as loader:
                 runs.append([list(loader), list(loader)])
         assert runs[0] == runs[1]
         (one, two, *_), (other, *_) = runs[0]
@@ -171,21 +175,22 @@ class ServiceSuite:
         with pool.loader(SeedTeller(numbers()), worker_reset_fn=set_own_seed) as loader:
             assert [(item, seed) for item, seed, _ in loader] == [(item, item % pool.streams) for item in range(4)]
 
-    @pytest.mark.parametrize("function", [keep, add_filter])
-    @pytest.mark.parametrize("name", ["worker_init_fn", "worker_reset_fn"])
+    @pytest.mark.parametrize(
+        ("first", "later"), [(keep, keep), (add_filter, None), (None, add_filter)], ids=["same", "init", "reset"]
+    )
     def test_state_resumes_when_functions_see_the_graph(
-        self, pool: PoolKind, name: str, function: Any, indexed_urls: list[str]
+        self, pool: PoolKind, first: Any, later: Any, indexed_urls: list[str]
     ) -> None:
         """Also where they add a stage that items cannot be counted through."""
         pipe = samples(indexed_urls).map(row)
-        options: dict[str, Any] = {name: function, "seed": 1}
+        options: dict[str, Any] = {"worker_init_fn": first, "worker_reset_fn": later, "seed": 1}
         with pool.loader(pipe, **options) as loader:
             items = iter(loader)
             for _ in range(5):
                 next(items)
             state = loader.state_dict()
             rest = list(items)
-        with pool.resumed(state, pipe, **options) as again:
+        with pool.elsewhere.resumed(state, pipe, **options) as again:
             assert list(again) == rest
 
     @pytest.mark.parametrize("name", ["worker_init_fn", "worker_reset_fn"])

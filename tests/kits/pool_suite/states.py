@@ -55,7 +55,7 @@ class StateSuite:
             following = [list(loader), list(loader)]
         for cut, state in zip(cuts, states, strict=True):
             expected = following if cut == "between" else [items[cut:], *following]  # type: ignore[misc]
-            with pool.resumed(pool.sent(state), pipe, seed=SEED) as again:
+            with pool.elsewhere.resumed(pool.sent(state), pipe, seed=SEED) as again:
                 assert [list(again) for _ in expected] == expected
 
     @pytest.mark.parametrize("seed", [None, SEED])
@@ -71,7 +71,7 @@ class StateSuite:
             assert len(items) == 26
             following = list(loader)
         for cut, state in zip(cuts, states, strict=True):
-            with pool.resumed(pool.sent(state), pipe, seed=seed) as again:
+            with pool.elsewhere.resumed(pool.sent(state), pipe, seed=seed) as again:
                 if cut != "between":
                     assert list(again) == items[cut:]  # type: ignore[misc]
                 assert seed is None or list(again) == following
@@ -81,7 +81,7 @@ class StateSuite:
         pipe = resume_kit.batched(indexed_urls)
         with pool.loader(pipe, seed=SEED) as loader:
             state = pool.sent(loader.state_dict())
-            with pool.resumed(state, pipe, seed=SEED) as again:
+            with pool.elsewhere.resumed(state, pipe, seed=SEED) as again:
                 assert list(again) == list(loader)
 
     @pytest.mark.parametrize("graph", [resume_kit.plain, begun_and_left], ids=lambda graph: graph.__name__)

@@ -103,6 +103,8 @@ class WorkersReadingService(CheckpointableReadingServiceInterface):  # type: ign
         [0, 1, 2, 3, 4, 5]
     """
 
+    _pool: PoolMaker | None = None  # of a subclass whose workers are not processes
+
     def __init__(
         self,
         num_workers: int,
@@ -115,7 +117,6 @@ class WorkersReadingService(CheckpointableReadingServiceInterface):  # type: ign
         worker_init_fn: WorkerFn | None = None,
         worker_reset_fn: WorkerFn | None = None,
         ranks: Ranks | None = None,
-        _pool: PoolMaker | None = None,  # of a subclass
     ) -> None:
         check_flags(distributed=distributed)
         if distributed and ranks is not None:
@@ -138,7 +139,7 @@ class WorkersReadingService(CheckpointableReadingServiceInterface):  # type: ign
             ranks=place,
             seed=seed,
             functions=functions,
-            pool=_pool,
+            pool=self._pool,
         )
         self._engine = self._new_engine()
         self._is_paused = False

@@ -47,7 +47,7 @@ class RayReadingService(WorkersReadingService):
         worker_reset_fn: WorkerFn | None = None,
         ranks: Ranks | None = None,
     ) -> None:
-        self.pool = RayPool(address, actor_options=actor_options, max_restarts=max_restarts)
+        self._pool: RayPool = RayPool(address, actor_options=actor_options, max_restarts=max_restarts)
         super().__init__(
             num_workers,
             prefetch_factor=prefetch_factor,
@@ -57,10 +57,9 @@ class RayReadingService(WorkersReadingService):
             worker_init_fn=worker_init_fn,
             worker_reset_fn=worker_reset_fn,
             ranks=ranks,
-            _pool=self.pool,
         )
 
     @property
     def restarts(self) -> int:
         """How many actors were replaced since the service was made."""
-        return self.pool.restarts
+        return self._pool.restarts

@@ -28,7 +28,9 @@ class StandIn:
         self.jobs = 0
         self.failure: Exception | None = None
         self.is_terminated = False
-        self.util = SimpleNamespace(get_node_ip_address=lambda: "192.0.2.1")
+        self.is_client = False
+        client = SimpleNamespace(ray=SimpleNamespace(is_connected=lambda: self.is_client))
+        self.util = SimpleNamespace(get_node_ip_address=lambda: "192.0.2.1", client=client)
 
     def init(self, address: str, **options: Any) -> None:
         self.asked.append(address)
@@ -134,6 +136,14 @@ def test_auto_refuses_the_ray_client_that_the_environment_names(ray: StandIn, mo
     monkeypatch.setenv("RAY_ADDRESS", "ray://head:10001")
     with pytest.raises(ValueError, match="Ray Client"):
         Cluster.join("auto")
+
+
+@pytest.mark.parametrize("address", [None, "auto", "head:6379"])
+def test_program_that_is_connected_by_ray_client_is_refused(ray: StandIn, address: str | None) -> None:
+    ray.init("head:6379")
+    ray.is_client = True
+    with pytest.raises(ValueError, match=r"connected by Ray Client, which cannot stream.*ray job submit"):
+        Cluster.join(address)
 
 
 def test_address_where_nothing_answers_is_refused_at_once(ray: StandIn, listening: str) -> None:

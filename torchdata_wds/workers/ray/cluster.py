@@ -27,6 +27,10 @@ _TOKEN = (
     "it lets only programs in that have its token: set RAY_AUTH_MODE=token and copy ~/.ray/auth_token of the machine "
     "where its head was started to the same place here, or put the token into RAY_AUTH_TOKEN"
 )
+_NO_CLIENT = (
+    "which cannot stream from actors: run the program on a node of the cluster (for example with 'ray job submit') "
+    "and pass 'auto'"
+)
 
 _lock = threading.RLock()
 _made: "_Connection | None" = None  # the connection that this module has made, while it has users
@@ -89,7 +93,7 @@ class Cluster:
         Raises:
             ImportError: Ray is not installed.
             TypeError: The address is not a text.
-            ValueError: The address is not ``host:port``, or this process is connected to another cluster.
+            ValueError: It is not ``host:port``, or this process is connected to another cluster, or by Ray Client.
             ConnectionError: No cluster answers there, or it does not let this process in.
             RuntimeError: This process was forked from one that is connected, or Ray cannot start a cluster.
         """
@@ -103,6 +107,8 @@ class Cluster:
                 )
             if not ray.is_initialized():
                 return cls._new(ray, wanted)
+            if ray.util.client.ray.is_connected():
+                raise ValueError(f"this process is connected by Ray Client, {_NO_CLIENT}")
             found = str(ray.get_runtime_context().gcs_address)
             if wanted not in (None, "auto") and not _is_same(str(wanted), found):
                 raise ValueError(
@@ -247,9 +253,7 @@ def checked_address(address: str | None) -> str | None:
         return "auto"
     if address.startswith("ray://"):
         raise ValueError(
-            f"{address!r} is an address of Ray Client, which cannot stream from actors: run the program on a node of "
-            "the cluster (for example with 'ray job submit'), and pass 'auto' or the head's host:port, such as "
-            "'head:6379'"
+            f"{address!r} is an address of Ray Client, {_NO_CLIENT}, or the head's host:port such as 'head:6379'"
         )
     if address == "auto":
         return address

@@ -2,6 +2,7 @@
 
 import tempfile
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -41,3 +42,23 @@ def test_items_and_states_are_those_of_local_workers() -> None:
         local.load_state_dict(loader.state_dict())
         assert [number for number, _ in found] + [number for number, _ in local] == expected
         assert [number for number, _ in items] == expected[7:]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_short_folder")
+def test_loader_says_that_the_program_has_ended_its_connection() -> None:
+    """Ray itself would end the process; and arrays that are held can still be used."""
+    import ray
+
+    options: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False, "num_cpus": 2}
+    with WdsLoader(graph(), 2, seed=1, pool=RayPool()) as loader:
+        ray.init("local", **options)
+        items = iter(loader)
+        number, array = next(items)
+        ray.shutdown()
+        with pytest.raises(RuntimeError, match=r"ended its connection to the Ray cluster.*make another loader"):
+            list(items)
+        assert loader.state_dict()["item"] == 1
+        with pytest.raises(RuntimeError, match=r"ended its connection to the Ray cluster.*make another loader"):
+            list(loader)
+        assert (array == number).all()

@@ -55,7 +55,7 @@ class ActorLink(StreamLink):
     def _start(self) -> None:
         self._actor = self._start_actor(self._number, self._ahead, self._avoided)
         self._place_found = self._actor.place.remote()
-        self.place: ActorPlace | None = None  # known from its first message on
+        self.place: ActorPlace | None = None  # known once it has started
         self._memory = MappedMemory(self._limits)
         self._last = self._newest = -1  # the number of the last message, noted and not
 
@@ -77,6 +77,7 @@ class ActorLink(StreamLink):
         self.replaced += counts
         self._avoided = self.place.node if self.place else self._avoided
         self.has_reported, self.first_order = False, None
+        self._drop_message()
         self.kill()
         self._start()
 
@@ -86,13 +87,14 @@ class ActorLink(StreamLink):
         return message
 
     def _next_message(self, timeout: float | None) -> Message | None:
-        ray = self._ray
+        ray, stream = self._ray, self.stream
+        if stream is None:  # another thread has ended this link
+            raise LostActorError("it was ended", self.place)
         try:
-            if not self._wait(timeout):
+            place = self._wait_for_start(inf if timeout is None else timeout + _MOST_START)
+            if place is None or not self._is_ready(stream, timeout):
                 return None
-            self._newest, segments, values = ray.get(next(self.stream))
-            if self.place is None:
-                self.place = ActorPlace(*ray.get(self._place_found))
+            self._newest, segments, values = ray.get(next(stream))
         except StopIteration:
             raise LostActorError("its stream ended without a last message", self.place) from None
         except ray.exceptions.RayError as error:
@@ -100,7 +102,7 @@ class ActorLink(StreamLink):
         envelope = Envelope(*values)
         pieces = [piece if isinstance(piece, (bytes, tuple)) else writable(piece) for piece in envelope.pieces]
         self.is_large = sum(len(piece) for piece in pieces if not isinstance(piece, tuple)) >= _INLINED
-        message = Message(envelope._replace(pieces=pieces), self._lease(self.place, segments))
+        message = Message(envelope._replace(pieces=pieces), self._lease(place, segments))
         if envelope.ends:
             self.replaced = 0
         return message
@@ -112,24 +114,24 @@ class ActorLink(StreamLink):
             self._meeting = None  # the actor that takes its place uses Ray's store
             raise LostActorError(f"its memory cannot be mapped: {error}", place) from error
 
-    def _wait(self, timeout: float | None) -> bool:
-        """Waits for a message, or at least for the actor to start; returns whether the time was enough."""
-        if self.place is None and not self._wait_for_start(inf if timeout is None else timeout + _MOST_START):
-            return False
-        return timeout is None or bool(self._ray.wait([self.stream], timeout=timeout, fetch_local=False)[0])
+    def _is_ready(self, stream: Any, timeout: float | None) -> bool:
+        """Waits for a message; returns whether the time was enough."""
+        return timeout is None or bool(self._ray.wait([stream], timeout=timeout, fetch_local=False)[0])
 
-    def _wait_for_start(self, timeout: float) -> bool:
+    def _wait_for_start(self, timeout: float) -> ActorPlace | None:
+        """Returns where the actor runs, once it has started; None after `timeout` seconds."""
         waited, pause = 0.0, _SLOW_START
-        while waited < timeout:
+        while self.place is None and waited < timeout:
             if self._ray.wait([self._place_found], timeout=min(pause, timeout - waited))[0]:
-                return True
+                self.place = ActorPlace(*self._ray.get(self._place_found))
+                break
             waited, pause = waited + pause, 2 * pause
             logger.warning(
                 "worker %d of %d has waited %d s for its actor to start: the cluster may have no room for what it asks "
                 "for (%s); `ray status` shows what is free. It starts as soon as there is room",
                 *(self._number, self._workers, waited, self._needs),
             )
-        return False
+        return self.place
 
     def ask(self) -> Any:
         """Asks the actor where it runs; the answer is there at once if that is not reachable."""
@@ -152,13 +154,11 @@ class ActorLink(StreamLink):
 
     def hang_up(self) -> Any:
         """Ends the stream, and asks the actor to end its commands; returns the reference of its answer."""
-        self._drop_message()
         self._cancel()
         return self._actor.close.remote()
 
     def kill(self) -> None:
-        """Ends the actor at once."""
-        self._drop_message()
+        """Ends the actor at once; a thread that waits for its next message wakes up."""
         self.stream = None
         with suppress(self._ray.exceptions.RayError):
             self._ray.kill(self._actor)

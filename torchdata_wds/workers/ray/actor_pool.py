@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import threading
 import uuid
 import weakref
 from collections.abc import Mapping
@@ -46,8 +47,10 @@ class RayPool:
     the first item that was not delivered: nothing is lost or repeated. A warning says so, and `restarts` counts it.
 
     The graph is sent by cloudpickle, with lambdas and functions of ``__main__``. Arrays and tensors of 64 KB or more
-    are views of Ray's object store, without a copy on the same node. Each loader has its own actors, and each of its
-    branches. They end with the loader, and with the program.
+    share memory with an actor on the same node; from other nodes, they come as views of Ray's object store. As long as
+    the program holds such views, its connection stays, also when the loader is shut down; after ``ray.shutdown()``,
+    only copies may be used. Each loader has its own actors, and each of its branches. They end with the loader, and
+    with the program.
 
     Args:
         address: The cluster's address; ``"auto"`` for the one that runs on this machine (``ray start --head``); None
@@ -146,7 +149,7 @@ class ActorPool(StreamPool):
         self._cluster: Cluster | None = None
         self._links: list[ActorLink] = []
         self._held: dict[str, Any] = {}
-        self._end = Finalize(self, _end, (self._board, self._links, self._held), exitpriority=1)
+        self._end = Finalize(self, _end, (self._board, self._links, self._held, self._lock), exitpriority=1)
 
     def close(self) -> None:
         """Ends the actors, and the cluster if it was started here; idempotent."""
@@ -159,8 +162,10 @@ class ActorPool(StreamPool):
             self._cluster = self._held["cluster"] = Cluster.join(self._settings.address)
             defaults = {"num_cpus": 0 if self._cluster.is_own else 1, "scheduling_strategy": "SPREAD"}
             self._options = {**defaults, **self._settings.actor_options, "max_restarts": 0, "max_task_retries": 0}
-            self._graph = self._packed_graph()
             self._held["meeting"] = MeetingPoint(self._ray.get_runtime_context().get_node_id())
+        self._check_connected()
+        if self._graph is None:
+            self._graph = self._packed_graph()
         while len(self._links) < self._num_workers:
             with interrupts_held():
                 self._links.append(self._make_link(len(self._links)))
@@ -190,8 +195,18 @@ class ActorPool(StreamPool):
                 "lambdas and plain objects, but not open files, locks or connections: open those where they are used"
             ) from error
 
+    def _check_connected(self) -> None:
+        """Raises a RuntimeError after ``ray.shutdown()``: what belongs to an earlier connection would crash Ray."""
+        if self._cluster is not None and not self._cluster.is_current():
+            raise RuntimeError(
+                "this loader's workers ended when the program ended its connection to the Ray cluster, by "
+                "ray.shutdown(): make another loader"
+            )
+
     def _take(self, number: int, turn: int) -> Any:
         link = self._links[number]
+        if link.is_empty and turn == self._board.turn:
+            self._check_connected()
         if link.is_large and link.is_empty:
             # The store of this node fetches what comes next from all workers, while this item is used.
             streams = [other.stream for other in self._links if other.stream is not None]
@@ -205,6 +220,8 @@ class ActorPool(StreamPool):
                 self._replace(number, self.streams, loss)
 
     def _wait_for_facts(self, number: int) -> None:
+        if not self._links[number].facts.passes:
+            self._check_connected()
         try:
             super()._wait_for_facts(number)
         except LostActorError as loss:
@@ -266,19 +283,20 @@ def _start_actor(
     return actor.options(**away_from(options, avoided)).remote(number, workers, ahead)
 
 
-def _end(board: _Board, links: list[ActorLink], held: dict[str, Any]) -> None:
+def _end(board: _Board, links: list[ActorLink], held: dict[str, Any], lock: threading.RLock) -> None:
     board.turn += 1
     cluster, meeting = held.pop("cluster", None), held.pop("meeting", None)
     if cluster is None:
         return
     ray = import_ray()
     with interrupts_held():
-        if ray.is_initialized():
-            answers = [answer for link in links if (answer := link.hang_up()) is not None]
+        if cluster.is_current():
+            answers = [link.hang_up() for link in links]
             ray.wait(answers, num_returns=len(answers), timeout=GRACE)
             for link in links:
                 link.kill()
-        links.clear()
-        cluster.close()
-        if meeting is not None:
-            meeting.close()
+        with lock:  # released, since a thread waiting for an item has seen its actor end
+            links.clear()
+            cluster.close()
+            if meeting is not None:
+                meeting.close()

@@ -12,6 +12,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from torchdata_wds.environment import few_ray_attempts, ray_address, ray_variables, set_ray_variables
+from torchdata_wds.workers.ray.store_memory import views_are_held
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +62,8 @@ class Cluster:
 
     A process has one connection, which all its users share. The one that the program made with ``ray.init`` is used as
     it is and never ended. One that is made here ends when its last user closes it, and with it the cluster if it was
-    started here.
+    started here. To a cluster that goes on, it stays while the program holds arrays in the object store: their memory
+    would be given to others.
 
     Attributes:
         address: Where the cluster's head answers, as ``host:port``.
@@ -73,10 +75,12 @@ class Cluster:
         192.0.2.7:52365 True
     """
 
-    def __init__(self, address: str, connection: "_Connection | None") -> None:
+    def __init__(self, ray: Any, address: str, connection: "_Connection | None") -> None:
         self.address = address
         self.is_own = connection is not None and connection.is_own
         self._connection = connection
+        self._ray = ray
+        self._session = _session(ray)
 
     @classmethod
     def join(cls, address: str | None = None) -> "Cluster":
@@ -105,6 +109,8 @@ class Cluster:
                     "this process was forked from one that is connected to Ray, whose connection cannot be shared: "
                     "start it by spawn, or make the loader in each process and connect to Ray only after the fork"
                 )
+            if _made is not None and not _made.is_in_use():
+                _made.end()
             if not ray.is_initialized():
                 return cls._new(ray, wanted)
             if ray.util.client.ray.is_connected():
@@ -118,13 +124,17 @@ class Cluster:
             connection = _made if _made is not None and _made.is_current() else None
             if connection is not None:
                 connection.users += 1
-            return cls(found, connection)
+            return cls(ray, found, connection)
 
     @classmethod
     def _new(cls, ray: Any, wanted: str | None) -> "Cluster":
         global _made
         _made = connection = _Connection(ray, wanted)
-        return cls(str(ray.get_runtime_context().gcs_address), connection)
+        return cls(ray, _session(ray)[0], connection)
+
+    def is_current(self) -> bool:
+        """Returns whether this process still has the same connection, which a program can end or replace."""
+        return bool(self._ray.is_initialized()) and _session(self._ray) == self._session
 
     def close(self) -> None:
         """Ends the use of the connection, and the connection itself if it was made here for this last user."""
@@ -134,7 +144,7 @@ class Cluster:
             if connection is None or connection.process != os.getpid():
                 return
             connection.users -= 1
-            if not connection.users:
+            if not connection.is_in_use():
                 if _made is connection:
                     _made = None
                 connection.end()
@@ -173,11 +183,15 @@ class _Connection:
                 hint = _TOKEN if _lacks_token(error) else _HOW
                 raise ConnectionError(f"the Ray cluster at {address} cannot be joined: {error}; {hint}") from error
         logging.getLogger("ray").setLevel(logging.WARNING)
-        self._job = self._current_job()
+        self._session = _session(ray)
 
     def is_current(self) -> bool:
         """Returns whether it is still this process's connection: a program can end it, and make its own."""
-        return bool(self._ray.is_initialized()) and self._current_job() == self._job
+        return bool(self._ray.is_initialized()) and _session(self._ray) == self._session
+
+    def is_in_use(self) -> bool:
+        """Returns whether it must stay: for its users, or for arrays in the store of a cluster that goes on."""
+        return bool(self.users) or (not self.is_own and views_are_held() and self.is_current())
 
     def end(self) -> None:
         """Ends the connection, and a cluster that was started here."""
@@ -185,14 +199,16 @@ class _Connection:
             self._ray.shutdown()
         self._restore()
 
-    def _current_job(self) -> tuple[str, str]:
-        context = self._ray.get_runtime_context()
-        return str(context.gcs_address), str(context.get_job_id())
-
     def _restore(self) -> None:
         """Restores the environment and the level of Ray's log; its excepthook and a few idle threads remain."""
         set_ray_variables(self._variables)
         logging.getLogger("ray").setLevel(self._level)
+
+
+def _session(ray: Any) -> tuple[str, str]:
+    """Returns what no other connection of this process has: the head's address and the number of its job there."""
+    context = ray.get_runtime_context()
+    return str(context.gcs_address), str(context.get_job_id())
 
 
 @contextmanager

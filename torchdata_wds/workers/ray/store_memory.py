@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import weakref
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy as np
 _read = ctypes.CDLL(None, use_errno=True).read
 _read.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t)
 _read.restype = ctypes.c_ssize_t
+_views: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # ctypes' arrays are not hashable
 
 
 def writable(piece: Any) -> Any:
@@ -25,7 +27,13 @@ def writable(piece: Any) -> Any:
         return bytearray(view)
     memory: Any = (ctypes.c_ubyte * view.size).from_address(start)
     memory.owner = view  # keeps the object in the store
+    _views[id(memory)] = memory
     return memory
+
+
+def views_are_held() -> bool:
+    """Returns whether anything still refers to memory of the store that `writable` returned."""
+    return bool(_views)
 
 
 def _is_writable(address: int) -> bool:

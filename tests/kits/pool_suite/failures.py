@@ -125,9 +125,9 @@ class FailureSuite:
     def test_exception_of_the_main_module_keeps_its_type(self, pool: PoolKind) -> None:
         """And its attributes."""
         pipe = IterableWrapper(["fine", "main"]).sharding_filter().map(raise_in_main)
-        with pool.loader(pipe) as loader, pytest.raises(MainError, match="code 7") as caught:
+        with pool.loader(pipe) as loader, pytest.raises(MainError) as caught:
             list(loader)
-        assert caught.value.code == 7
+        assert (str(caught.value).splitlines()[0], caught.value.code) == ("code 7", 7)
         assert "in raise_in_main" in pool.came_from(caught.value)
 
     def test_division_that_fails_is_an_error(self, pool: PoolKind) -> None:

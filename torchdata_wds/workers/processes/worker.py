@@ -64,15 +64,19 @@ class Failure:
 
 
 def _pickled(error: BaseException) -> bytes | None:
-    # An exception whose constructor needs more than its args can be pickled but not unpickled; its parts can be both.
+    # An exception whose constructor does not take its args can be pickled, but not unpickled, or only to another text:
+    # pickle calls Exit(*args), so that Exit(7) with the text "code 7" becomes "code code 7". Its parts stay.
+    found = None
     for form in (error, (type(error), error.args, vars(error))):
         try:
             data = Failure.dumps(form)
         except Exception:  # noqa: BLE001  # any attribute may fail to pickle
             continue
-        if _rebuilt(data) is not None:
-            return data
-    return None
+        if (copy := _rebuilt(data)) is not None:
+            if str(copy) == str(error):
+                return data
+            found = found or data
+    return found
 
 
 def _rebuilt(data: bytes | None) -> BaseException | None:

@@ -139,6 +139,9 @@ class ActorLink(StreamLink):
 
     def lost(self, error: Exception) -> LostActorError:
         """Returns the error for the lost actor; raises a RuntimeError if another one would fail too."""
+        if self.place is None:  # it may have begun, and been lost before its first message
+            with suppress(self._ray.exceptions.RayError):
+                self.place = ActorPlace(*self._ray.get(self._place_found, timeout=0))
         return lost(self._ray, error, self.place, f"worker {self._number} of {self._workers}")
 
     def is_on(self, place: ActorPlace | None) -> bool:

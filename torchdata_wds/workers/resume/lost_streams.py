@@ -27,9 +27,10 @@ def point_of(
     """
     if isinstance(streams, OrderedStreams):
         return streams.point_of(worker)
-    (counts, _), facts = streams.turns.at(streams.taken), streams.facts[worker]
+    (counts, order), facts = streams.turns.at(streams.taken), streams.facts[worker]
+    is_over = worker not in order  # nothing is taken from it any more in this epoch, and so no reports
     if not counts[worker] and not streams.continues and streams.restart is None:
-        facts.skips.clear()
+        facts.skips = facts.skips if is_over else []
         return None
     if not facts.passes:
         # Only the worker knew where it continued, since the epoch before was left early.
@@ -40,6 +41,6 @@ def point_of(
     before, after = chain.ratios
     kept = unpack_facts(pack_facts(facts, counts[worker] * after, before, 1))
     skips = chain.obstacle is None and not kept.skipping
-    if not skips:
-        facts.skips.clear()  # all items are made again, and so are the reports of what they skip
+    if not (skips or is_over):
+        facts.skips = []  # all items are made again, and so are the reports of what they skip
     return Point(counts[worker], stream_seeds if streams.restart is None else streams.restart[0], kept, skips)

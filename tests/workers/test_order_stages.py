@@ -381,8 +381,7 @@ def test_skipped_samples_leave_the_others_in_place(losses: Any, grid: Grid) -> N
         assert job.epoch() == [share_of(order, 0, grid, rank, lost) for rank in range(grid.ranks)]
 
 
-@pytest.mark.parametrize("workers", [0, 3])
-@pytest.mark.parametrize("batch", [1, 3, 8])
+@pytest.mark.parametrize(("batch", "workers"), [(1, 0), (3, 3), (8, 0)])
 def test_positions_count_what_was_skipped(losses: Any, batch: int, workers: int) -> None:
     """A state after any batch resumes with the sample after it, on another grid."""
     graph, shards, lost = losses

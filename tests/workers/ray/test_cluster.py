@@ -1,7 +1,6 @@
 """This process's connection to a Ray cluster: made once, shared, and ended without traces."""
 
 import logging
-import mmap
 import os
 import signal
 import socket
@@ -18,7 +17,6 @@ import pytest
 from torchdata_wds.environment import ray_variables, set_ray_variables
 from torchdata_wds.workers.ray import cluster as module
 from torchdata_wds.workers.ray.cluster import Cluster, import_ray
-from torchdata_wds.workers.ray.store_memory import writable
 
 
 class StandIn:
@@ -242,24 +240,6 @@ def test_no_address_starts_a_cluster_whatever_the_environment_says(
     with Cluster.join() as cluster:
         assert ray.asked == ["local"]
         assert cluster.is_own
-
-
-def test_connection_stays_while_arrays_of_a_cluster_that_goes_on_are_held(ray: StandIn, listening: str) -> None:
-    """The cluster would give their memory to others; the next user finds the connection, or ends it."""
-    memory = mmap.mmap(-1, 100)
-    with Cluster.join(listening):
-        held = writable(memoryview(memory).toreadonly())
-    assert ray.is_initialized()
-    with Cluster.join(listening):
-        assert ray.asked == [listening]
-    with pytest.raises(ValueError, match="connected to the Ray cluster at"):
-        Cluster.join("127.0.0.1:1")
-    del held
-    with Cluster.join() as cluster:
-        assert cluster.is_own
-        held = writable(memoryview(memory).toreadonly())
-    assert len(held) == 100
-    assert not ray.is_initialized()  # nobody else gets memory of a cluster that has ended
 
 
 def test_cluster_is_current_until_the_connection_is_ended_or_replaced(ray: StandIn) -> None:

@@ -13,7 +13,6 @@ from torchdata_wds.workers.processes.messages import Envelope, Message
 from torchdata_wds.workers.processes.shared_memory import Limits
 from torchdata_wds.workers.ray.losses import ActorPlace, LostActorError, lost
 from torchdata_wds.workers.ray.node_memory import MappedMemory, Meeting
-from torchdata_wds.workers.ray.store_memory import writable
 from torchdata_wds.workers.stream_pool import StreamLink
 
 logger = logging.getLogger(__name__)
@@ -100,7 +99,8 @@ class ActorLink(StreamLink):
         except ray.exceptions.RayError as error:
             raise self.lost(error) from error
         envelope = Envelope(*values)
-        pieces = [piece if isinstance(piece, (bytes, tuple)) else writable(piece) for piece in envelope.pieces]
+        # Copied from Ray's store: an item may be written to, and outlive the connection to the cluster.
+        pieces = [piece if isinstance(piece, (bytes, tuple)) else bytearray(piece) for piece in envelope.pieces]
         self.is_large = sum(len(piece) for piece in pieces if not isinstance(piece, tuple)) >= _INLINED
         message = Message(envelope._replace(pieces=pieces), self._lease(place, segments))
         if envelope.ends:

@@ -47,10 +47,8 @@ class RayPool:
     the first item that was not delivered: nothing is lost or repeated. A warning says so, and `restarts` counts it.
 
     The graph is sent by cloudpickle, with lambdas and functions of ``__main__``. Arrays and tensors of 64 KB or more
-    share memory with an actor on the same node; from other nodes, they come as views of Ray's object store. As long as
-    the program holds such views, its connection stays, also when the loader is shut down; after ``ray.shutdown()``,
-    only copies may be used. Each loader has its own actors, and each of its branches. They end with the loader, and
-    with the program.
+    share memory with an actor on the same node; those from other nodes come through Ray's object store. Each loader has
+    its own actors, and each of its branches. They end with the loader, and with the program.
 
     Args:
         address: The cluster's address; ``"auto"`` for the one that runs on this machine (``ray start --head``); None

@@ -12,7 +12,6 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from torchdata_wds.environment import few_ray_attempts, ray_address, ray_variables, set_ray_variables
-from torchdata_wds.workers.ray.store_memory import views_are_held
 
 logger = logging.getLogger(__name__)
 
@@ -62,8 +61,7 @@ class Cluster:
 
     A process has one connection, which all its users share. The one that the program made with ``ray.init`` is used as
     it is and never ended. One that is made here ends when its last user closes it, and with it the cluster if it was
-    started here. To a cluster that goes on, it stays while the program holds arrays in the object store: their memory
-    would be given to others.
+    started here.
 
     Attributes:
         address: Where the cluster's head answers, as ``host:port``.
@@ -109,8 +107,6 @@ class Cluster:
                     "this process was forked from one that is connected to Ray, whose connection cannot be shared: "
                     "start it by spawn, or make the loader in each process and connect to Ray only after the fork"
                 )
-            if _made is not None and not _made.is_in_use():
-                _made.end()
             if not ray.is_initialized():
                 return cls._new(ray, wanted)
             if ray.util.client.ray.is_connected():
@@ -144,7 +140,7 @@ class Cluster:
             if connection is None or connection.process != os.getpid():
                 return
             connection.users -= 1
-            if not connection.is_in_use():
+            if not connection.users:
                 if _made is connection:
                     _made = None
                 connection.end()
@@ -188,10 +184,6 @@ class _Connection:
     def is_current(self) -> bool:
         """Returns whether it is still this process's connection: a program can end it, and make its own."""
         return bool(self._ray.is_initialized()) and _session(self._ray) == self._session
-
-    def is_in_use(self) -> bool:
-        """Returns whether it must stay: for its users, or for arrays in the store of a cluster that goes on."""
-        return bool(self.users) or (not self.is_own and views_are_held() and self.is_current())
 
     def end(self) -> None:
         """Ends the connection, and a cluster that was started here."""

@@ -178,6 +178,7 @@ class SendingSuite:
         with pool.loader(pipe) as loader, pytest.raises(ValueError, match="invalid literal"):
             list(loader)
 
+    @pytest.mark.slow
     def test_item_that_takes_longer_than_the_timeout_is_an_error(self, pool: PoolKind) -> None:
         """And shutdown does not wait for it."""
         pipe = IterableWrapper([0, 1, "stuck", 3]).sharding_filter().map(odd_item)
@@ -185,6 +186,7 @@ class SendingSuite:
             list(loader)
         assert not pool.left()
 
+    @pytest.mark.slow
     def test_items_and_shutdown_do_not_wait_for_a_stage_that_is_stuck(self, pool: PoolKind) -> None:
         """What a worker has made does not wait for its next item."""
         loader = pool.of(1).loader(IterableWrapper([0, 1, 2, "stuck"]).map(odd_item))

@@ -4,6 +4,7 @@ import random
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,6 +35,7 @@ class Box:
     content: Any
 
 
+@cache
 def values() -> dict[str, Any]:
     """Values of every kind that a stage may yield; those of 64 KB or more travel outside of the pickle."""
     table = np.arange(200_000, dtype=np.int32).reshape(400, 500)
@@ -155,6 +157,7 @@ class ItemSuite:
                 error.add_note(name)
                 raise
 
+    @pytest.mark.slow
     def test_batches_stay_as_they_are_when_they_are_kept(self, pool: PoolKind) -> None:
         """In the training loop and in the worker, some and all, also after the loader's end."""
         with pool.loader(image_batches(160).wds_compose(keep_all)) as loader:
@@ -187,7 +190,10 @@ class ItemSuite:
 class AheadSuite:
     """What workers make ahead."""
 
-    @pytest.mark.parametrize(("size", "ahead"), [(1_100_000, 1), (1_100_000, 3), (0, 1)])
+    @pytest.mark.parametrize(
+        ("size", "ahead"),
+        [(1_100_000, 1), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((1_100_000, 3), (0, 1)))],
+    )
     def test_nothing_piles_up_when_the_trainer_pauses(
         self, pool: PoolKind, size: int, ahead: int, tmp_path: Path
     ) -> None:

@@ -16,16 +16,21 @@ def begun_and_left(urls: list[str]) -> Any:
     return resume_kit.plain(urls).wds_epoch(22).batch(3)
 
 
-#: Graphs whose items before a state are skipped, and others whose items are made again.
-GRAPHS: list[Graph] = [
-    resume_kit.batched,
-    resume_kit.resampled,
+#: Graphs whose items before a state are skipped, and others whose items are made again; some only in the long run.
+GRAPHS: list[Any] = [
     resume_kit.filtered,
-    resume_kit.joined,
-    resume_kit.handled,
-    resume_kit.split,
-    resume_kit.batches_in_epochs,
     begun_and_left,
+    *(
+        pytest.param(graph, marks=pytest.mark.slow)
+        for graph in (
+            resume_kit.batched,
+            resume_kit.resampled,
+            resume_kit.joined,
+            resume_kit.handled,
+            resume_kit.split,
+            resume_kit.batches_in_epochs,
+        )
+    ),
 ]
 
 
@@ -58,7 +63,7 @@ class StateSuite:
             with pool.elsewhere.resumed(pool.sent(state), pipe, seed=SEED) as again:
                 assert [list(again) for _ in expected] == expected
 
-    @pytest.mark.parametrize("seed", [None, SEED])
+    @pytest.mark.parametrize("seed", [pytest.param(None, marks=pytest.mark.slow), SEED])
     def test_state_resumes_wherever_it_was_taken(
         self, pool: PoolKind, seed: int | None, indexed_urls: list[str]
     ) -> None:
@@ -84,7 +89,11 @@ class StateSuite:
             with pool.elsewhere.resumed(state, pipe, seed=SEED) as again:
                 assert list(again) == list(loader)
 
-    @pytest.mark.parametrize("graph", [resume_kit.plain, begun_and_left], ids=lambda graph: graph.__name__)
+    @pytest.mark.parametrize(
+        "graph",
+        [pytest.param(resume_kit.plain, marks=pytest.mark.slow), begun_and_left],
+        ids=lambda graph: graph.__name__,
+    )
     def test_state_moves_from_pool_to_pool(self, pool: PoolKind, graph: Graph, indexed_urls: list[str]) -> None:
         """From forked processes to this pool and back, at other items; the main process is like one worker."""
         pipe, forked = graph(indexed_urls), PoolKind(pool.front, pool.streams, FORKED)

@@ -43,7 +43,7 @@ WORKERS = 2
 LOADER, SERVICE, ACTORS = "ours: WdsLoader", "ours: service", "ours: RayPool"
 ELSEWHERE = "ours: RayPool, other node"
 STORE = 500 << 20  # bytes of each node's object store
-REMOTE = "data"  # a resource of the other node
+HERE, THERE = "here", "there"  # resources of this node and of the other one
 COLUMNS = {
     "kind": "{kind}",
     "contender": "{contender}",
@@ -101,8 +101,8 @@ def running(name: str, graph: Any, ahead: int = 2) -> Iterator[Iterable[Any]]:
         with DataLoader2(graph, reading_service=WorkersReadingService(WORKERS, prefetch_factor=ahead)) as service:
             yield service
         return
-    options = {"num_cpus": 0, "resources": {REMOTE: 1}} if name == ELSEWHERE else {"num_cpus": 1}
-    pool = None if name == LOADER else RayPool(actor_options=options)
+    resources = {THERE if name == ELSEWHERE else HERE: 1}
+    pool = None if name == LOADER else RayPool(actor_options={"num_cpus": 0, "resources": resources})
     with WdsLoader(graph, WORKERS, prefetch_factor=ahead, pool=pool) as loader:
         yield loader
 
@@ -112,6 +112,7 @@ def one_node() -> Iterator[None]:
     """A cluster of this process's own node."""
     ray.init(
         num_cpus=2 * WORKERS,
+        resources={HERE: WORKERS},
         include_dashboard=False,
         logging_level="error",
         log_to_driver=False,
@@ -128,8 +129,13 @@ def two_nodes() -> Iterator[None]:
     """A cluster of this process's node and another one."""
     cluster = Cluster()
     try:
-        cluster.add_node(num_cpus=2 * WORKERS, include_dashboard=False, object_store_memory=STORE)
-        cluster.add_node(num_cpus=WORKERS, resources={REMOTE: WORKERS}, object_store_memory=STORE)
+        for place in (HERE, THERE):
+            cluster.add_node(
+                num_cpus=2 * WORKERS,
+                resources={place: WORKERS},
+                include_dashboard=False,
+                object_store_memory=STORE,
+            )
         ray.init(cluster.address, logging_level="error", log_to_driver=False)
         yield
     finally:

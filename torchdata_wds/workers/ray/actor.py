@@ -69,6 +69,9 @@ class StreamActor:
         self._indexes = IndexReceiver()
         self._groups: ItemGroups | None = None  # those of the last order
         torch.set_num_threads(1)  # as in processes
+        # The thread that makes items lets go of the interpreter for Ray's threads, which ask for it several times a
+        # message: after 5 ms each, as by default, text takes a fifth longer.
+        sys.setswitchinterval(0.0002)
         # Also if Ray copies batches into its store, their own memory can be used again.
         self._memory = ActorMemory(Limits.of(workers, ahead))
         stack_in(self._memory.lend)

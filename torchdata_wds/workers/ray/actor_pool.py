@@ -205,10 +205,11 @@ class ActorPool(StreamPool):
         link = self._links[number]
         if link.is_empty and turn == self._board.turn:
             self._check_connected()
-        if link.is_large and link.is_empty:
-            # The store of this node fetches what comes next from all workers, while this item is used.
-            streams = [other.stream for other in self._links if other.stream is not None]
-            self._ray.wait(streams, num_returns=len(streams), timeout=0, fetch_local=True)
+        if link.is_empty:
+            # The store of this node fetches what comes next from workers of other nodes, while this item is used.
+            streams = [other.stream for other in self._links if other.is_large and other.stream is not None]
+            if streams:
+                self._ray.wait(streams, num_returns=len(streams), timeout=0, fetch_local=True)
         while True:
             try:
                 return link.take(turn, self._timeout)

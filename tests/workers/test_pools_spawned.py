@@ -26,6 +26,8 @@ class SpawnedProcesses:
 
 
 class ServedProcesses:
+    test_exception_of_the_main_module_keeps_its_type = None  # they cannot import pytest's own main module
+
     @pytest.fixture
     def pool(self, front: str) -> PoolKind:
         return PoolKind(front, 2, {"multiprocessing_context": "forkserver"}, multiprocessing.active_children)

@@ -2,7 +2,7 @@
 
 import ast
 import doctest
-import importlib
+import importlib.util
 import inspect
 import pkgutil
 import subprocess
@@ -102,7 +102,9 @@ def test_import_is_silent_and_leaves_torchdata_alone() -> None:
 def examples() -> list[Any]:
     """Every docstring of the package that has an example."""
     finder = doctest.DocTestFinder(exclude_empty=True)
-    names = [name for name in MODULES if is_installed() or name != "torchdata_wds.workers.service"]
+    names = [name for name in MODULES if is_installed() or not name.endswith("service")]
+    if importlib.util.find_spec("ray") is None:
+        names = [name for name in names if not name.startswith("torchdata_wds.workers.ray.")]
     found = [test for name in names for test in finder.find(importlib.import_module(name)) if test.examples]
     return [pytest.param(test, id=test.name, marks=[needs_torchdata] * needs_it(test)) for test in found]
 

@@ -24,7 +24,7 @@ HIDING = Path(kit.__file__).parent / "without_torchdata"
 MAY_IMPORT = {"torchdata.py", "train_ddp.py", "__init__.py"}
 
 #: In the text of every module that imports torchdata, or what needs it, from elsewhere than the kit.
-NAMES_TORCHDATA = re.compile(r"(?<!tests\.kits\.)\btorchdata\b|\bWorkersReadingService\b")
+NAMES_TORCHDATA = re.compile(r"(?<!tests\.kits\.)\btorchdata\b|\b(?:Workers|Ray)ReadingService\b")
 
 PROGRAM = """
 import subprocess, sys

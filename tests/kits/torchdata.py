@@ -31,6 +31,7 @@ _HOMES = {
     "MultiProcessingReadingService": "torchdata.dataloader2",
     "SequentialReadingService": "torchdata.dataloader2",
     "WorkersReadingService": "torchdata_wds.workers.service",
+    "RayReadingService": "torchdata_wds.workers.ray.reading_service",
     "StatefulDataLoader": "torchdata.stateful_dataloader",
     "Header": "torchdata.datapipes.iter",
     "LengthSetter": "torchdata.datapipes.iter",

@@ -74,10 +74,12 @@ def test_early_break_ends_requests_when_the_server_stalls(remote: Remote) -> Non
     """It waited for them: a minute for each, and eight more attempts. So did Ctrl-C and the end of the process."""
     site, _, _ = remote
     pipe = ordered(remote, read_ahead=8)
+    # The versions of 4 shards and the first 9 pieces come; while the sixth piece is read, the fourteenth is asked for.
+    plan = itertools.chain([None] * 13, itertools.repeat(Fault("stall", after=100)))
+    site.plans = dict.fromkeys(site.objects, plan)
     iterator = iter(pipe)
-    next(iterator)
-    site.plans = {path: itertools.repeat(Fault("stall", after=100)) for path in site.objects}
-    next(iterator)
+    for _ in range(24):
+        next(iterator)
     wait_until(lambda: site.stalled)
     start = time.monotonic()
     del iterator, pipe

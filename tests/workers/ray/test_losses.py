@@ -19,9 +19,9 @@ from tests.kits.loss_graphs import GRAPHS, SEED, digests, in_epochs, rest_of, sa
 from tests.kits.processes import wait_until
 from tests.kits.ray_campaign import WORKERS, Campaign, events
 from tests.kits.ray_kit import DATA, DataCluster, data_cluster
-from tests.kits.torchdata import DataLoader2
+from tests.kits.torchdata import DataLoader2, RayReadingService
 from tests.kits.workers_kit import ROOT
-from torchdata_wds import RayPool, RayReadingService, WdsLoader
+from torchdata_wds import RayPool, WdsLoader
 from torchdata_wds.handlers import ignore_and_continue
 
 pytestmark = pytest.mark.slow

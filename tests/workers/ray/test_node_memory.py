@@ -121,6 +121,10 @@ def test_meeting_tells_who_is_on_the_same_node() -> None:
     assert not meeting.is_here("another")
     assert not meeting._replace(token=b"guessed").is_here("node")
     assert not meeting._replace(process=os.getppid()).is_here("node")
+    receiver, sender = os.pipe()  # reading it would wait, and take from it what is meant for another
+    assert not meeting._replace(descriptor=receiver).is_here("node")
+    os.close(receiver)
+    os.close(sender)
 
     def check() -> None:
         assert meeting.is_here("node")

@@ -8,7 +8,8 @@ import pytest
 
 from tests.kits.actor_stock import ActorStock
 from tests.kits.pool_suite import EndSuite, LoaderSuite, PoolKind, ServiceSuite, WorkerSuite
-from torchdata_wds import RayPool, RayReadingService
+from tests.kits.torchdata import RayReadingService
+from torchdata_wds import RayPool
 from torchdata_wds.workers.ray.item_groups import MOST_ITEMS
 
 pytestmark = pytest.mark.slow

@@ -85,3 +85,16 @@ def test_index_in_memory_comes_from_the_store(index: DatasetIndex, store: Store)
     found, function = IndexReceiver().unpack(sent)
     assert rows(found) == rows(index)
     assert function() == 5
+
+
+def test_indexes_are_dropped_when_they_are_not_used_any_more(index: DatasetIndex, store: Store) -> None:
+    """By both sides: the list of shards may change in every epoch."""
+    sender, receiver = IndexSender(store.put), IndexReceiver()
+    parts = [DatasetIndex.of([(shard.url, index_shard(shard.url))]) for shard in index.shards]
+    for _ in range(2):
+        for part in parts:
+            sender.drop_unused()
+            for _ in range(2):
+                assert receiver.unpack(sender.pack(part)) == part
+    assert (len(sender._known), len(receiver._open), len(receiver._before)) == (2, 1, 1)
+    assert (len(store.objects), store.reads) == (4, 4)

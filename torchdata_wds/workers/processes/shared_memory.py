@@ -49,6 +49,7 @@ def has_forked_since(mark: int) -> bool:
 _HEADER = 64
 _FREE, _IN_USE, _SEEN_BY_FORK = range(3)
 _LEAST = 1 << 16
+MEMORY_NAME = "torchdata_wds"  # by which Linux shows these files
 Array = np.ndarray[Any, np.dtype[np.uint8]]
 
 
@@ -267,7 +268,7 @@ def _address(data: memoryview) -> int:
 def open_memory_file(size: int) -> int:
     """Returns the descriptor of an unnamed file in memory."""
     if hasattr(os, "memfd_create"):
-        descriptor = os.memfd_create("torchdata_wds")
+        descriptor = os.memfd_create(MEMORY_NAME)
     else:
         with tempfile.TemporaryFile() as file:
             descriptor = os.dup(file.fileno())

@@ -18,6 +18,7 @@ from torchdata_wds.workers.stream_pool import StreamLink
 logger = logging.getLogger(__name__)
 _SLOW_START = 30.0  # after how many seconds a warning says that an actor has not started; again after twice as long
 _INLINED = 100_000  # messages of fewer bytes do not use the object store
+_MOST_UNPLACED = 20
 _MOST_START = 120.0  # how many seconds longer than `timeout` an actor may take to start
 
 
@@ -48,6 +49,7 @@ class ActorLink(StreamLink):
         self.stream: Any = None  # references to the messages of the current order
         self.is_large = False  # whether the last message was in the object store
         self.replaced = 0  # how often in a row the actor was replaced, without an item in between
+        self._unplaced = 0  # how many of its actors were placed on a node that had gone
         self._avoided: str | None = None  # the node on which the last actor was lost
         self._start()
 
@@ -71,9 +73,10 @@ class ActorLink(StreamLink):
         self.stream = self._actor.messages.options(**options).remote(*sent, self._last, keeps_facts, self._meeting)
         self._memory.trim()
 
-    def replace(self, *, counts: bool) -> None:
-        """Starts another actor in place of this one."""
-        self.replaced += counts
+    def replace(self, *, never_ran: bool) -> None:
+        """Starts another actor in place of this one, which counts unless that was placed on a node that had gone."""
+        self._unplaced += never_ran
+        self.replaced += not never_ran or self._unplaced > _MOST_UNPLACED
         self._avoided = self.place.node if self.place else self._avoided
         self.has_reported, self.first_order = False, None
         self._drop_message()
@@ -104,7 +107,7 @@ class ActorLink(StreamLink):
         self.is_large = sum(len(piece) for piece in pieces if not isinstance(piece, tuple)) >= _INLINED
         message = Message(envelope._replace(pieces=pieces), self._lease(place, segments))
         if envelope.ends:
-            self.replaced = 0
+            self.replaced = self._unplaced = 0
         return message
 
     def _lease(self, place: ActorPlace, segments: list[tuple[int, int, int]]) -> dict[int, memoryview]:
@@ -127,8 +130,8 @@ class ActorLink(StreamLink):
                 break
             waited, pause = waited + pause, 2 * pause
             logger.warning(
-                "worker %d of %d has waited %d s for its actor to start: the cluster may have no room for what it asks "
-                "for (%s); `ray status` shows what is free. It starts as soon as there is room",
+                "worker %d of %d has waited %d s for its actor to start: the cluster is still preparing it, or has no "
+                "room for what it asks for (%s); `ray status` shows what is free. It starts as soon as it can",
                 *(self._number, self._workers, waited, self._needs),
             )
         return self.place

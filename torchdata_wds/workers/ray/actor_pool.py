@@ -167,6 +167,7 @@ class ActorPool(StreamPool):
         while len(self._links) < self._num_workers:
             with interrupts_held():
                 self._links.append(self._make_link(len(self._links)))
+        self._sender.drop_unused()
         for number, point in enumerate(points):
             self._order(number, point, streams)
 
@@ -245,7 +246,7 @@ class ActorPool(StreamPool):
             *(place, shortened(str(loss))),
         )
         for other, reason in lost.items():
-            self._links[other].replace(counts=not reason.never_ran)
+            self._links[other].replace(never_ran=reason.never_ran)
         self._settings.note_restarts(len(lost))
         # Ray's own frames hold the error and what the lost stream had made ahead, in a cycle.
         for reason in lost.values():

@@ -43,8 +43,9 @@ def lost(ray: Any, error: Exception, place: ActorPlace | None, worker: str) -> L
 
 
 def shortened(text: str) -> str:
-    """Returns the beginning of what Ray says, which may be pages."""
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+    """Returns the beginning of what Ray says, which may be pages, without a period."""
+    text = text.rstrip(".")
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."
 
 
 def is_lasting(ray: Any, error: Exception) -> bool:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from torchdata_wds.workers.processes.shared_memory import (
+    MEMORY_NAME,
     Limits,
     Segment,
     SegmentPool,
@@ -35,9 +36,13 @@ class Meeting(NamedTuple):
         """Returns whether this process is on the same node, and each of both can open the other's files."""
         # The node is compared too, since clusters for tests have several nodes on one machine. Containers of one node
         # may number their processes apart, so that another process has that number here: it has no such token.
+        # What that has under the descriptor may be a pipe, whose data would be taken from it.
+        path = _path(self.process, self.descriptor)
         with suppress(OSError):
-            if node == self.node and Path(f"/proc/{self.process}").stat().st_uid == os.geteuid():
-                return _path(self.process, self.descriptor).read_bytes() == self.token
+            is_own = node == self.node and Path(f"/proc/{self.process}").stat().st_uid == os.geteuid()
+            return (
+                is_own and str(path.readlink()).startswith(f"/memfd:{MEMORY_NAME}") and path.read_bytes() == self.token
+            )
         return False
 
 

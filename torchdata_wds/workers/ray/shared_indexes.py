@@ -49,6 +49,7 @@ class IndexSender:
     def __init__(self, put: Callable[[Any], Any]) -> None:
         self._put = put
         self._known: dict[bytes, Any] = {}  # the references, by the checks of the indexes
+        self._used: set[bytes] = set()  # those packed since the last `drop_unused`
 
     def pack(self, value: Any) -> Sent:
         """Pickles an object, with lambdas and functions of ``__main__``."""
@@ -58,11 +59,17 @@ class IndexSender:
             pickler.dump(value)
         return Sent(file.getvalue(), [self._reference(index) for index in pickler.indexes.values()])
 
+    def drop_unused(self) -> None:
+        """Lets the object store drop indexes not packed since the last call: the list of shards may change."""
+        self._known = {check: found for check, found in self._known.items() if check in self._used}
+        self._used.clear()
+
     def clear(self) -> None:
         """Lets the object store drop all indexes."""
         self._known.clear()
 
     def _reference(self, index: PackedIndex) -> Any:
+        self._used.add(index.check)
         if index.check not in self._known:
             view = memoryview(index.store.read(0, index.store.size))
             self._known[index.check] = self._put(pickle.PickleBuffer(view))
@@ -84,19 +91,21 @@ class _Pickler(_cloudpickle.CloudPickler):  # type: ignore[misc]
 
 
 class IndexReceiver:
-    """Unpickles what an actor is sent; keeps indexes that are open."""
+    """Unpickles what an actor is sent; keeps the indexes of the last two objects open."""
 
     def __init__(self) -> None:
         self._open: dict[bytes, PackedIndex] = {}
+        self._before: dict[bytes, PackedIndex] = {}
 
     def unpack(self, sent: Sent) -> Any:
         """Reverses `IndexSender.pack`."""
+        self._before, self._open = self._open, {}
         unpickler = _Unpickler(io.BytesIO(sent.data))
         unpickler.find = lambda place: DatasetIndex(self._index(place, sent.indexes), **place.given)
         return unpickler.load()
 
     def _index(self, place: _Place, references: Sequence[Any]) -> PackedIndex:
-        found = self._open.get(place.check) or _index_of_file(place)
+        found = self._open.get(place.check) or self._before.get(place.check) or _index_of_file(place)
         if found is None:
             view = memoryview(ray.get(references[place.number]))
             found = PackedIndex(BytesStore(view, place.shown))

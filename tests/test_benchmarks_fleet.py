@@ -97,7 +97,7 @@ def test_death_of_a_host_costs_what_it_takes_to_notice_and_start() -> None:
 
 
 def test_fewest_actors_are_found_and_none_if_no_number_is_enough() -> None:
-    """Without variance they follow from theory; a slow host costs as many more as it is slower."""
+    """Without variance they follow from theory; a host that is slower by a factor needs more actors by that factor."""
     assert actors_needed(Fleet(0.02), 0.1, stall) == 5
     assert actors_needed(Fleet(0.02, slow_hosts=1), 0.1, stall) == 8
     assert actors_needed(Fleet(0.02, fetch=0.001), 0.1, stall) is None

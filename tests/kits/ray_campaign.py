@@ -1,6 +1,6 @@
 """Losses at random moments of an epoch that runs on a cluster, and what has to hold after each.
 
-``python -m tests.kits.ray_campaign SEED COUNT [GRAPH ...]`` runs as many losses for each graph as one likes.
+``python -m tests.kits.ray_campaign SEED COUNT [GRAPH ...]`` runs COUNT losses for each graph.
 """
 
 from __future__ import annotations

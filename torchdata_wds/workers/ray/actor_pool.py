@@ -42,9 +42,10 @@ _OWN_OPTIONS = {
 class RayPool:
     """Runs a loader's workers as actors of a Ray cluster, in place of processes of this machine.
 
-    Order, seeds, epochs and states are those of as many local workers: a state taken with one pool resumes with the
-    other. An actor that is lost, with its node or alone, is replaced wherever there is room, and its stream goes on at
-    the first item that was not delivered: nothing is lost or repeated. A warning says so, and `restarts` counts it.
+    Order, seeds, epochs and states are those of the same number of local workers: a state taken with one pool resumes
+    with the other. An actor that is lost, with its node or alone, is replaced wherever there is room, and its stream
+    continues at the first item that was not delivered: nothing is lost or repeated. A warning says so, and `restarts`
+    counts it.
 
     The graph is sent by cloudpickle, with lambdas and functions of ``__main__``. Arrays and tensors of 64 KB or more
     share memory with an actor on the same node; those from other nodes come through Ray's object store. Each loader has

@@ -30,6 +30,14 @@ def _small_heap() -> None:
     gc.freeze()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _own_sigterm() -> Iterator[None]:
+    """Takes back the handler that Ray sets where a test connects by itself: forks of later tests have it too."""
+    handler = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, handler)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call() -> Iterator[None]:
     """Skips a test that uses a form of torchdata where torchdata is not installed."""

@@ -21,7 +21,12 @@ from torchdata_wds import RayPool, WdsLoader
 pytestmark = pytest.mark.slow
 
 #: Two ranks of two workers fit on one node of two CPUs.
-OPTIONS = {"num_cpus": 0.5, "resources": {DATA: 0.5}}
+#: The nodes find the modules of the tests as the ranks do.
+OPTIONS = {
+    "num_cpus": 0.5,
+    "resources": {DATA: 0.5},
+    "runtime_env": {"env_vars": {"PYTHONPATH": str(ROOT)}},
+}
 
 #: The example of distributed training with its workers in actors. After some steps it waits to be told to go on, and
 #: notes how many actors were replaced so far. A batch takes so long that it is sent alone, so that some of the epoch

@@ -249,7 +249,7 @@ def test_set_epoch_goes_on_from_a_state_after_the_last_item(
 
 
 def test_state_is_loaded_when_the_loader_is_paused() -> None:
-    """Which ends the pause; resume() does nothing while there is none."""
+    """Which ends the pause; resume() does nothing without one."""
     with WdsLoader(numbers(), seed=1) as loader:
         whole = list(loader)
         loader.set_epoch(0)

@@ -111,7 +111,7 @@ class OrderSuite:
         assert len(set().union(*seeds)) == sum(map(len, seeds))
 
     def test_stages_know_their_worker(self, pool: PoolKind) -> None:
-        """As in torch's DataLoader; in the main process there is none."""
+        """As in torch's DataLoader; the main process has no such info."""
         (found,) = orders_of(pool, IterableWrapper(range(4)).sharding_filter().map(worker_place), 1)
         if not pool.workers:
             assert found == [None] * 4

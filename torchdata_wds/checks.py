@@ -67,12 +67,12 @@ def check_choice(name: str, value: object, choices: Iterable[str]) -> None:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, not {value!r}")
 
 
-def checked_timeout(timeout: Any) -> float:
-    """Returns a timeout in seconds, 0 for no limit; raises TypeError or ValueError for others."""
+def checked_timeout(timeout: Any, name: str = "timeout", *, zero: str = "wait for ever") -> float:
+    """Returns a number of seconds, 0 for no limit (which is `zero`); raises TypeError or ValueError for others."""
     if not is_number(timeout):
-        raise TypeError(f"timeout must be a number of seconds, not {timeout!r}")
+        raise TypeError(f"{name} must be a number of seconds, not {timeout!r}")
     if not timeout >= 0:
-        raise ValueError(f"timeout must be 0 (wait for ever) or a positive number of seconds, not {timeout!r}")
+        raise ValueError(f"{name} must be 0 ({zero}) or a positive number of seconds, not {timeout!r}")
     return timeout
 
 

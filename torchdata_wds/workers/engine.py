@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch.utils.data import IterDataPipe
 from torch.utils.data.graph_settings import get_all_graph_pipes
 
@@ -30,6 +32,14 @@ Draw = Callable[[Any], tuple[Any, Seeds]]
 PoolMaker = Callable[[WorkerGraph, PoolOptions], StreamPool]
 
 
+def draw_seeds(saved: Any) -> tuple[Any, Seeds]:
+    """Draws the seeds of an epoch from torch's global generator, or returns those saved."""
+    if saved is None:
+        saved = torch.empty(2, dtype=torch.int64).random_().tolist()
+    shared, local = saved
+    return saved, (shared, local)
+
+
 class Engine:
     """Divides, seeds, runs and resumes one graph; its front decides when an epoch begins and ends.
 
@@ -49,6 +59,8 @@ class Engine:
         ranks: Place | str = "auto",
         seed: int | None = None,
         pool: PoolMaker | None = None,
+        stall_after: float = 60.0,
+        trace: str | os.PathLike[str] | None = None,
     ) -> None:
         self.num_workers = checked_int("num_workers", num_workers, 0)
         self.prefetch_factor = checked_int("prefetch_factor", prefetch_factor, 1)
@@ -59,6 +71,8 @@ class Engine:
             what = "num_workers must be at least 1" if context is None else "multiprocessing_context must be None"
             raise ValueError(f"{what} with pool=, whose workers are not processes of this machine")
         self.timeout = checked_timeout(timeout)
+        self.stall_after = checked_timeout(stall_after, "stall_after", zero="never say so")
+        self.trace = None if trace is None else os.fspath(trace)
         self._make_pool = pool or functools.partial(WorkerPool, context=context)
         self.seed = None if seed is None else checked_int("seed", seed, 0, 2**64 - 1)
         self.ranks = RankDivision(ranks)
@@ -102,7 +116,8 @@ class Engine:
             self.graph = graph  # only now: a graph that could not be divided must not run
 
     def _pool(self, graph: WorkerGraph, place: Place) -> StreamPool:
-        return self._make_pool(graph, PoolOptions(place, self.num_workers, self.prefetch_factor, self.timeout))
+        options = PoolOptions(place, self.num_workers, self.prefetch_factor, self.timeout, self.stall_after)
+        return self._make_pool(graph, options)
 
     def begin(self, draw: Draw, epoch: int | None = None) -> None:
         """Begins an epoch, the next one or number `epoch` from 0: seeds the graph, and starts the workers."""

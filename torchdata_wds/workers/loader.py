@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 from collections.abc import Callable, Iterator
-from typing import Any, Generic, NoReturn, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import torch
 from torch.utils.data import IterDataPipe, MapDataPipe
 
 from torchdata_wds.checks import check_flags, checked_int
-from torchdata_wds.consumers import Place, Ranks, checked_ranks
-from torchdata_wds.pipes.seeds import Seeds
+from torchdata_wds.consumers import Ranks, checked_ranks
 from torchdata_wds.workers import accelerate, graphs, lightning
-from torchdata_wds.workers.engine import Engine, PoolMaker
+from torchdata_wds.workers.engine import Engine, PoolMaker, draw_seeds
 from torchdata_wds.workers.lengths import items_per_epoch
 from torchdata_wds.workers.resume.checkpoints import Checkpoint, OrderState
 from torchdata_wds.workers.resume.job_order import UNSTARTED_ORDER, find_order
-from torchdata_wds.workers.resume.stream import WorkerFunctions, checked_function
+from torchdata_wds.workers.resume.stream import WorkerFunctions
 from torchdata_wds.workers.running_epoch import Epoch, LoaderIterator
 
 logger = logging.getLogger(__name__)
@@ -55,6 +55,8 @@ class WdsLoader(Generic[T]):
             it from the graph and the shards' indexes, where possible.
         worker_init_fn: ``callable(worker_id)``, called once in each worker, as by torch's DataLoader.
         pool: Where the workers run, if not in processes of this machine: a `RayPool`.
+        stall_after: After how many seconds without an item a warning says what each worker is doing; 0: never.
+        trace: A file for a trace of the first epoch, for Perfetto or ``chrome://tracing``; see ``wds help observe``.
 
     Raises:
         TypeError: if an argument has the wrong type.
@@ -86,6 +88,8 @@ class WdsLoader(Generic[T]):
         length: int | None = None,
         worker_init_fn: Callable[[int], object] | None = None,
         pool: PoolMaker | None = None,
+        stall_after: float = 60.0,
+        trace: str | os.PathLike[str] | None = None,
     ) -> None:
         if not isinstance(pipe, IterDataPipe):
             hint = ". Of a map-style one, data.shuffle().sharding_filter() makes one" * isinstance(pipe, MapDataPipe)
@@ -94,8 +98,6 @@ class WdsLoader(Generic[T]):
         self.pipe = pipe
         self.pin_memory = pin_memory
         self.length = None if length is None else checked_int("length", length, 0)
-        checked_function("worker_init_fn", worker_init_fn)
-        first = None if worker_init_fn is None or not num_workers else functools.partial(_initialize, worker_init_fn)
         self._new_engine = functools.partial(
             Engine,
             num_workers,
@@ -104,8 +106,10 @@ class WdsLoader(Generic[T]):
             timeout=timeout,
             ranks=checked_ranks(ranks) or "auto",
             seed=seed,
-            functions=WorkerFunctions(first, None, Place, _no_generator),
+            functions=WorkerFunctions.of_loader(worker_init_fn, num_workers),
             pool=pool,
+            stall_after=stall_after,
+            trace=trace,
         )
         self._engine = self._new_engine()
         self._running: Epoch[T] | None = None  # the last one begun
@@ -172,13 +176,13 @@ class WdsLoader(Generic[T]):
                     "dropped, and epoch %s begins with its first item",
                     *(epoch, position, epoch),
                 )
-        engine.begin(_draw, epoch)
+        engine.begin(draw_seeds, epoch)
         self._restored = None  # only now, since Ctrl-C may come earlier
         return iter(engine.graph.end)
 
     def _is_at_end(self) -> bool:
         """Begins the epoch of a loaded position, and returns whether it has no more items."""
-        self._engine.begin(_draw)
+        self._engine.begin(draw_seeds)
         for _ in self._engine.graph.end:
             return False
         self._engine.end()
@@ -330,21 +334,3 @@ class WdsLoader(Generic[T]):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_engine": self._new_engine(), "_running": None, "_is_paused": False}  # begun nothing
-
-
-def _draw(saved: Any) -> tuple[Any, Seeds]:
-    """Draws the seeds of an epoch from torch's global generator, or returns those saved."""
-    if saved is None:
-        saved = torch.empty(2, dtype=torch.int64).random_().tolist()
-    shared, local = saved
-    return saved, (shared, local)
-
-
-def _initialize(function: Callable[[int], object], datapipe: IterDataPipe[Any], place: Place) -> IterDataPipe[Any]:
-    """Calls a user's ``worker_init_fn`` in a worker, as torch's DataLoader does."""
-    function(place.number)
-    return datapipe
-
-
-def _no_generator(*_: Any) -> NoReturn:
-    raise AssertionError("a WdsLoader has no worker_reset_fn")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -88,6 +89,7 @@ class WorkersReadingService(CheckpointableReadingServiceInterface):  # type: ign
         worker_reset_fn: ``callable(datapipe, info, seed_generator) -> datapipe``, called in each worker at the start of
             each epoch, after its pipes were seeded. With ``num_workers=0`` both functions see worker 0 of 1.
         ranks: The ranks that share the work, as in `WdsLoader`; in place of ``distributed``.
+        stall_after, trace: As in `WdsLoader`.
 
     Raises:
         TypeError: if an argument has the wrong type.
@@ -117,6 +119,8 @@ class WorkersReadingService(CheckpointableReadingServiceInterface):  # type: ign
         worker_init_fn: WorkerFn | None = None,
         worker_reset_fn: WorkerFn | None = None,
         ranks: Ranks | None = None,
+        stall_after: float = 60.0,
+        trace: str | os.PathLike[str] | None = None,
     ) -> None:
         check_flags(distributed=distributed)
         if distributed and ranks is not None:
@@ -140,6 +144,8 @@ class WorkersReadingService(CheckpointableReadingServiceInterface):  # type: ign
             seed=seed,
             functions=functions,
             pool=self._pool,
+            stall_after=stall_after,
+            trace=trace,
         )
         self._engine = self._new_engine()
         self._is_paused = False

@@ -106,6 +106,7 @@ class PoolOptions(NamedTuple):
     num_workers: int
     prefetch_factor: int
     timeout: float
+    stall_after: float
 
 
 class StreamPool(WdsPipe[Any]):

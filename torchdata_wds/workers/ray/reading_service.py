@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,8 +17,8 @@ class RayReadingService(WorkersReadingService):
     Order, seeds, epochs and states are the same. `RayPool` says how actors run, and what happens when one is lost.
 
     Args:
-        num_workers, prefetch_factor, timeout, distributed, seed, worker_init_fn, worker_reset_fn, ranks: As in
-            `WorkersReadingService`; ``num_workers`` must be at least 1.
+        num_workers, prefetch_factor, timeout, distributed, seed, worker_init_fn, worker_reset_fn, ranks,
+            stall_after, trace: As in `WorkersReadingService`; ``num_workers`` must be at least 1.
         address, actor_options, max_restarts: As in `RayPool`.
 
     Raises:
@@ -46,6 +47,8 @@ class RayReadingService(WorkersReadingService):
         worker_init_fn: WorkerFn | None = None,
         worker_reset_fn: WorkerFn | None = None,
         ranks: Ranks | None = None,
+        stall_after: float = 60.0,
+        trace: str | os.PathLike[str] | None = None,
     ) -> None:
         self._pool: RayPool = RayPool(address, actor_options=actor_options, max_restarts=max_restarts)
         super().__init__(
@@ -57,6 +60,8 @@ class RayReadingService(WorkersReadingService):
             worker_init_fn=worker_init_fn,
             worker_reset_fn=worker_reset_fn,
             ranks=ranks,
+            stall_after=stall_after,
+            trace=trace,
         )
 
     @property

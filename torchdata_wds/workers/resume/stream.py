@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from functools import partial
 from itertools import count, islice
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from numpy.random import mtrand
 from torch.utils.data import IterDataPipe
 from torch.utils.data.graph import DataPipe
 
-from torchdata_wds.consumers import upstream
+from torchdata_wds.consumers import Place, upstream
 from torchdata_wds.errors import ShardListError
 from torchdata_wds.handlers import reraise_exception
 from torchdata_wds.pipes.chain_text import short_name
@@ -115,6 +115,13 @@ class WorkerFunctions(NamedTuple):
     info: Callable[[int, int], Any]  # (workers, worker) -> what they take as `info`
     generator: Callable[[int, int, int], Any]  # (shared seed, local seed, worker) -> what ``reset`` takes
 
+    @classmethod
+    def of_loader(cls, function: Callable[[int], object] | None, num_workers: int) -> WorkerFunctions:
+        """Returns those of a loader whose ``worker_init_fn`` takes the worker's number, as with torch's DataLoader."""
+        checked_function("worker_init_fn", function)
+        first = None if function is None or not num_workers else partial(_initialize, function)
+        return cls(first, None, Place, _no_generator)
+
     def initialized(self, datapipe: DataPipe, workers: int, worker: int) -> DataPipe:
         """Returns the graph that a worker runs."""
         if self.init is None:
@@ -128,6 +135,15 @@ class WorkerFunctions(NamedTuple):
         shared, local = seeds
         generator = self.generator(mix(shared, "reset"), mix(local, "reset"), worker)
         return _checked_graph("worker_reset_fn", self.reset(datapipe, self.info(workers, worker), generator))
+
+
+def _initialize(function: Callable[[int], object], datapipe: DataPipe, place: Place) -> DataPipe:
+    function(place.number)
+    return datapipe
+
+
+def _no_generator(*_: Any) -> NoReturn:
+    raise AssertionError("a loader without a function for resetting needs no generator")
 
 
 def checked_function(name: str, function: Any) -> Any:

@@ -28,7 +28,7 @@ def test_ls_has_a_line_for_each_sample_when_run(tmp_path: Path) -> None:
     """Key, fields and sizes, in columns that grow; counts of the shard go to stderr."""
     path = write_tar(tmp_path / "x.tar", MEMBERS)
     done = run_wds("ls", path)
-    assert done.text == "a/1  cls 1 B  jpg 1,234 B\na/02  jpg    20 B  txt 0 B\n"
+    assert done.text == "a/1  cls 1 B  jpg 1.2 KB\na/02  jpg   20 B  txt 0 B\n"
     assert (
         done.err == f"wds: {path}: 2 samples, 4 members, 1,255 bytes\nwds: 1 shard: 2 samples, 4 members, 1,255 bytes\n"
     )
@@ -159,7 +159,7 @@ def test_ls_lists_what_is_whole_when_a_shard_is_cut(tmp_path: Path) -> None:
     cut.write_bytes(tar_bytes(MEMBERS)[: 512 * 7])
     write_tar(whole, text_samples("z", 1))
     stopped = run_wds("ls", cut, whole)
-    assert (stopped.status, stopped.text) == (1, "a/1  cls 1 B  jpg 1,234 B\n")
+    assert (stopped.status, stopped.text) == (1, "a/1  cls 1 B  jpg 1.2 KB\n")
     assert "is cut off" in stopped.err
     skipped = run_wds("ls", "--errors", "skip", cut, whole)
     assert skipped.status == 1

@@ -19,7 +19,7 @@ from torchdata_wds.cli.command import Command, UsageError, flag, option, usage_c
 from torchdata_wds.cli.inputs import SampleReader, add_input_arguments, list_inputs
 from torchdata_wds.cli.outputs import write_line
 from torchdata_wds.cli.sample_order import ChosenNumbers
-from torchdata_wds.cli.terminal import counted, printable, say
+from torchdata_wds.cli.terminal import counted, printable, say, sized
 from torchdata_wds.errors import ShardFormatError, WdsError
 from torchdata_wds.format.index import ShardIndex
 from torchdata_wds.format.index.dataset import DatasetIndex
@@ -38,7 +38,7 @@ Sized = tuple[dict[str, Any], dict[str, int]]  # a sample, and the sizes of its 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_input_arguments(parser)
-    flag(parser, "--json", "one JSON object per line: key, shard, fields, bytes")
+    flag(parser, "--json", "one JSON object per line, with exact sizes: key, shard, fields, bytes")
     flag(parser, "--index", "list the samples that the indexes of the shards name, without reading the shards")
     text = "list what the file of 'wds index --pack' has: number, place and hash of the key of each sample"
     option(parser, "--pack", "FILE", text)
@@ -146,7 +146,7 @@ def _columns(samples: Iterable[Sized]) -> Iterator[str]:
         key_width = max(key_width, min(len(key), _WIDEST_KEY))
         parts = [f"{key:<{key_width}}"]
         for field, size in sizes.items():
-            text = f"{size:,} B"  # a bare number would look like the label
+            text = sized(size)
             width = widths[field] = max(widths.get(field, 0), len(text))
             parts.append(f"{printable(field)} {text:>{width}}")
         yield "  ".join(parts)

@@ -6,7 +6,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from torchdata_wds.cli.command import UsageError
 from torchdata_wds.cli.show import contact_sheets
-from torchdata_wds.cli.show.contact_sheets import Tile, draw_sheet, fit_text
+from torchdata_wds.cli.show.contact_sheets import Label, Tile, draw_sheet, fit_text
 
 RED = (255, 0, 0)
 
@@ -95,6 +95,15 @@ def test_letters_are_escaped_when_no_font_has_them(monkeypatch: pytest.MonkeyPat
     assert font.getname()[0] == "Aileron"
 
 
+def test_letters_are_escaped_alone_when_another_font_has_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One emoji does not escape the words beside it."""
+    fonts = {None: "a", "first": "aк", "second": "aко", "third": "aко"}
+    monkeypatch.setattr(contact_sheets, "_OTHER_FONTS", ("first", "second", "third"))
+    monkeypatch.setattr(contact_sheets, "_has_glyph", lambda name, letter: letter in fonts[name])
+    monkeypatch.setattr(contact_sheets, "_font", str)
+    assert contact_sheets._with_font("a🐈ко") == (r"a\U0001f408ко", "second")
+
+
 def test_font_is_the_default_when_it_has_all_letters() -> None:
     """The same sheet on every machine, for most keys."""
     text, font = contact_sheets._with_font("train/0001_a-b.x")
@@ -113,8 +122,15 @@ def test_sheet_is_refused_when_there_is_too_much() -> None:
 
 
 # -------------------------------------------------------------------------------------------------------------- labels
+def test_labels_have_the_ink_of_damage_when_a_field_does_not_decode() -> None:
+    """The reason must not look like the field's text."""
+    sheet = draw_sheet([tile()._replace(labels=[Label("cls: does not decode", is_damaged=True), Label("txt: a")])])
+    assert count_of(sheet, (150, 0, 0)) > 20
+    assert count_of(draw_sheet([labelled("cls: does not decode")]), (150, 0, 0)) == 0
+
+
 def labelled(*labels: str) -> Tile:
-    return tile()._replace(labels=labels)
+    return tile()._replace(labels=[Label(text) for text in labels])
 
 
 def inked_rows(sheet: Image.Image, below: int) -> int:

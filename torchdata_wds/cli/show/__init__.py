@@ -20,7 +20,7 @@ from PIL.Image import Image
 from torchdata_wds.cli import outputs
 from torchdata_wds.cli.command import Command, UsageError, add_count, add_force, option, positive_number, whole_number
 from torchdata_wds.cli.inputs import SampleReader, add_input_arguments
-from torchdata_wds.cli.show.contact_sheets import Tile, draw_sheet, sheet_size
+from torchdata_wds.cli.show.contact_sheets import Label, Tile, draw_sheet, sheet_size
 from torchdata_wds.cli.show.summaries import FieldSummary, Summarizer
 from torchdata_wds.cli.terminal import counted, printable, say
 from torchdata_wds.errors import SampleError, WdsError
@@ -162,7 +162,7 @@ def _sheet(showing: Showing, arguments: argparse.Namespace, form: str) -> Iterat
     for count, sample in enumerate(showing.samples(), 1):  # noqa: B007 - for the message below
         # without --fields, only images are drawn: the other fields may be anything
         others = [] if arguments.fields is None else [field for field in sample.fields if not field.is_image]
-        labels = [f"{field.field}: {field.text}" for field in others]
+        labels = [Label(f"{field.field}: {field.text}", field.is_damaged) for field in others]
         for field in sample.fields:
             if field.is_image:  # of "JPEG image, RGB, 640 x 480, EXIF orientation 6", the note has mode and size
                 note = "" if field.picture is None else f"  {field.text.partition(', ')[2].partition(', EXIF')[0]}"

@@ -3,6 +3,7 @@
 import bisect
 import functools
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import NamedTuple, cast
 
 from PIL import Image, ImageDraw, ImageFont
@@ -22,9 +23,27 @@ _PAPER, _FRAME, _INK, _FAINT = (255, 255, 255), (238, 238, 238), (20, 20, 20), (
 _SQUARE, _LIGHT, _DARK = 8, (255, 255, 255), (216, 216, 216)  # of the checkerboard
 _DAMAGED, _DAMAGED_INK = (250, 225, 225), (150, 0, 0)
 
-# For keys with letters that Pillow's own font lacks: the first of the system's fonts that has them all.
-_OTHER_FONTS = ("DejaVuSans.ttf", "NotoSans-Regular.ttf", "NotoSansCJK-Regular.ttc", "Arial Unicode.ttf", "arial.ttf")
+# For letters that Pillow's own font lacks: the system's font that has most of them, the first of equals. Those after
+# Arial have Chinese and Japanese.
+_OTHER_FONTS = (
+    "DejaVuSans.ttf",
+    "NotoSans-Regular.ttf",
+    "NotoSansCJK-Regular.ttc",
+    "Arial Unicode.ttf",
+    "arial.ttf",
+    "wqy-zenhei.ttc",
+    "DroidSansFallbackFull.ttf",
+    "Hiragino Sans GB.ttc",
+)
 Line = tuple[str, FreeTypeFont]
+InkedLine = tuple[str, FreeTypeFont, tuple[int, int, int]]
+
+
+class Label(NamedTuple):
+    """A field in words, below an image."""
+
+    text: str
+    is_damaged: bool = False
 
 
 class Tile(NamedTuple):
@@ -34,7 +53,7 @@ class Tile(NamedTuple):
     note: str  # below the key, such as the field
     picture: Image.Image | None
     failure: str = ""
-    labels: Sequence[str] = ()  # other fields; each is cut after three lines, all together after ten
+    labels: Sequence[Label] = ()  # other fields; each is cut after three lines, all together after ten
 
 
 def draw_sheet(tiles: Sequence[Tile], *, columns: int = 8, size: int = 160) -> Image.Image:
@@ -70,7 +89,7 @@ def _room(size: int, lines: int) -> tuple[int, int]:
     return max(size, _NARROWEST) + _GAP, size + (2 + lines) * _LINE + 2 * _GAP
 
 
-def _draw_tile(sheet: Image.Image, tile: Tile, labels: Sequence[Line], size: int) -> None:
+def _draw_tile(sheet: Image.Image, tile: Tile, labels: Sequence[InkedLine], size: int) -> None:
     """Draws the image, or why there is none, with its key, note and labels below; a gap stays free on its left."""
     draw = ImageDraw.Draw(sheet)
     width, box = sheet.width - _GAP, (_GAP, 0, sheet.width - 1, size - 1)
@@ -88,9 +107,12 @@ def _draw_tile(sheet: Image.Image, tile: Tile, labels: Sequence[Line], size: int
         elif factor > 1:
             picture = picture.resize((picture.width * factor, picture.height * factor), Image.Resampling.NEAREST)
         sheet.paste(picture, (_GAP + (width - picture.width) // 2, (size - picture.height) // 2))
-    names = [(fit_text(text, font, width), font) for text, font in map(_with_font, (tile.key, tile.note))]
-    for row, (line, font) in enumerate([*names, *labels]):
-        draw.text((_GAP, size + 2 + row * _LINE), line, fill=_FAINT if row == 1 else _INK, font=font)
+    key, note = (
+        (fit_text(text, font, width), font, ink)
+        for (text, font), ink in ((_with_font(tile.key), _INK), (_with_font(tile.note), _FAINT))
+    )
+    for row, (line, font, ink) in enumerate([key, note, *labels]):
+        draw.text((_GAP, size + 2 + row * _LINE), line, fill=ink, font=font)
 
 
 def on_checkerboard(image: Image.Image) -> Image.Image:
@@ -105,13 +127,14 @@ def on_checkerboard(image: Image.Image) -> Image.Image:
     return board
 
 
-def _label_lines(labels: Sequence[str], width: int) -> list[Line]:
-    """Breaks labels into lines, each with the font that has its letters."""
-    lines: list[Line] = []
+def _label_lines(labels: Sequence[Label], width: int) -> list[InkedLine]:
+    """Breaks labels into lines, each with the font that has its letters, and the ink."""
+    lines: list[InkedLine] = []
     for label in labels:
-        shown, font = _with_font(label)
-        lines += [(line, font) for line in _wrap(shown, font, width, _FIELD_LINES)]
-    return lines if len(lines) <= _MOST_LINES else [*lines[: _MOST_LINES - 1], ("...", _font(None))]
+        shown, font = _with_font(label.text)
+        ink = _DAMAGED_INK if label.is_damaged else _INK
+        lines += [(line, font, ink) for line in _wrap(shown, font, width, _FIELD_LINES)]
+    return lines if len(lines) <= _MOST_LINES else [*lines[: _MOST_LINES - 1], ("...", _font(None), _INK)]
 
 
 def _wrap(text: str, font: FreeTypeFont, width: int, most: int) -> list[str]:
@@ -144,17 +167,19 @@ def fit_text(text: str, font: FreeTypeFont, width: int) -> str:
 
 
 def _with_font(text: str) -> Line:
-    """Returns a text made printable, and a font that has all its letters; if none has, missing ones are escaped."""
+    """Returns a text made printable, and the font that has most of its letters; those it lacks are escaped."""
     text = printable(text)
-    missing = [letter for letter in set(text) if not _has_glyph(None, letter)]
+    best, missing = None, _missing(None, text)
     for name in _OTHER_FONTS if missing else ():
-        try:
-            if all(_has_glyph(name, letter) for letter in set(text)):
-                return text, _font(name)
-        except OSError:
-            continue
+        with suppress(OSError):
+            if len(lacking := _missing(name, text)) < len(missing):
+                best, missing = name, lacking
     codes = {ord(letter): letter.encode("unicode_escape").decode() for letter in missing}
-    return text.translate(codes), _font(None)
+    return text.translate(codes), _font(best)
+
+
+def _missing(name: str | None, text: str) -> set[str]:
+    return {letter for letter in set(text) if not _has_glyph(name, letter)}
 
 
 @functools.cache

@@ -97,11 +97,11 @@ def test_letters_are_escaped_when_no_font_has_them(monkeypatch: pytest.MonkeyPat
 
 def test_letters_are_escaped_alone_when_another_font_has_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     """One emoji does not escape the words beside it."""
-    fonts = {None: "a", "first": "aк", "second": "aко", "third": "aко"}
+    fonts = {None: "a", "first": "a猫", "second": "a猫犬", "third": "a猫犬"}
     monkeypatch.setattr(contact_sheets, "_OTHER_FONTS", ("first", "second", "third"))
     monkeypatch.setattr(contact_sheets, "_has_glyph", lambda name, letter: letter in fonts[name])
     monkeypatch.setattr(contact_sheets, "_font", str)
-    assert contact_sheets._with_font("a🐈ко") == (r"a\U0001f408ко", "second")
+    assert contact_sheets._with_font("a🐈猫犬") == (r"a\U0001f408猫犬", "second")
 
 
 def test_font_is_the_default_when_it_has_all_letters() -> None:

@@ -90,6 +90,7 @@ from torchdata_wds.writers.tar_writer import TarWriter
 
 if TYPE_CHECKING:
     from torchdata_wds.workers.loader import WdsLoader
+    from torchdata_wds.workers.profile.repeated_batches import repeat_batches
     from torchdata_wds.workers.ray.actor_pool import RayPool
     from torchdata_wds.workers.ray.reading_service import RayReadingService
     from torchdata_wds.workers.resume.stateful import StatefulPipeline
@@ -99,7 +100,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "WebDataset", "load_dataset", "IndexedShards", "IndexedMix", "WdsLoader", "WorkersReadingService",
-    "StatefulPipeline", "RayPool", "RayReadingService",
+    "StatefulPipeline", "RayPool", "RayReadingService", "repeat_batches",
     "wds_collate", "handle_extension", "image_decoder", "torch_video", "torch_audio", "TextSegment",
     "ImageSegment", "interleaved_sample", "ShardMember", "ShardSlice", "CachedShard",
     # writing
@@ -133,6 +134,7 @@ if not _has_torchdata():
 #: What is imported when it is first used: it takes time, or torchdata.
 _LATER = {
     "WdsLoader": "torchdata_wds.workers.loader",
+    "repeat_batches": "torchdata_wds.workers.profile.repeated_batches",
     "RayPool": "torchdata_wds.workers.ray.actor_pool",
     "RayReadingService": "torchdata_wds.workers.ray.reading_service",
     "WorkersReadingService": "torchdata_wds.workers.service",

@@ -1,0 +1,1 @@
+"""Measures a graph on this machine: by stage, by number of workers, and against the training loop."""

@@ -6,8 +6,11 @@ Seconds are those of a clock on the wall. Workers run side by side: of two worke
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
+
+
+def _share(part: float, rest: float) -> float:
+    return part / (part + rest) if part > 0 else 0.0
 
 
 @dataclass(frozen=True)
@@ -19,12 +22,17 @@ class Waits:
     elsewhere: float = 0.0  # seconds between two of these calls: the training step
     p50: float = 0.0  # of the waits, in seconds
     p99: float = 0.0
+    first: float = 0.0  # the wait for the first item of the epoch, a part of `waited`; 0 in a later stretch
 
     @property
     def share(self) -> float:
         """The share of the time, from 0 to 1, in which the training loop waited."""
-        total = self.waited + self.elsewhere
-        return self.waited / total if total else 0.0
+        return _share(self.waited, self.elsewhere)
+
+    @property
+    def running_share(self) -> float:
+        """The same without the wait for the first item, in which workers start and shuffles fill."""
+        return _share(self.waited - self.first, self.elsewhere)
 
 
 @dataclass(frozen=True)
@@ -93,27 +101,3 @@ class Figures:
     workers: tuple[WorkerFigures, ...] = ()
     stages: tuple[StageFigures, ...] = ()  # in the order of the graph, sources first
     sources: tuple[SourceFigures, ...] = ()
-
-
-@dataclass(frozen=True)
-class LoaderStats:
-    """What `stats()` returns: the figures of the running or last epoch, and of the time since the last call.
-
-    Attributes:
-        epoch: The number of the epoch, from 0.
-        rank: The rank that these figures are of.
-        total: The whole epoch so far.
-        recent: Since the last call in this epoch, or since it began.
-        options: What the advice of `report()` looks at: ``num_workers``, ``prefetch_factor``, ``cpus`` (how many
-            processors this process may use), ``ahead`` (items ready now).
-    """
-
-    epoch: int
-    rank: int
-    total: Figures
-    recent: Figures
-    options: Mapping[str, int] = field(default_factory=dict)
-
-    def to_plain(self) -> dict[str, Any]:
-        """Returns everything as dicts, lists, texts and numbers, which JSON takes."""
-        return asdict(self)

@@ -1,0 +1,73 @@
+"""Chooses what to try, each only where the figures and the graph back it."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from torchdata_wds.workers.stats.figures import SourceFigures, StageFigures
+from torchdata_wds.workers.stats.reports.cases import Case
+
+Hint = Literal[
+    "workers",  # more of them
+    "fewer_workers",
+    "fast",  # the extra
+    "read_ahead",
+    "larger_shards",
+    "cache_shards",
+    "max_size",
+    "batch",  # in the workers
+    "prefetch_factor",
+    "even_shards",  # as many for each worker
+    "move_stage",  # one that follows .join_workers(), into the workers
+]
+
+_SMALL_SHARD = 16 << 20
+
+
+def source_hints(case: Case, source: SourceFigures, *, is_late: bool) -> list[Hint]:
+    """Returns what helps against waiting for a source; `is_late` if it is the first byte that is waited for."""
+    is_remote, options = is_remote_source(source.source), case.options
+    hints: list[Hint] = []
+    if is_remote and not options.get("read_ahead", 0):
+        hints.append("read_ahead")
+    if is_late and source.shards and source.bytes / source.shards < _SMALL_SHARD:
+        hints.append("larger_shards")
+    if is_remote and case.epoch and not source.hits and not options.get("caches", 0):
+        hints.append("cache_shards")
+    return hints
+
+
+def is_remote_source(source: str) -> bool:
+    """Returns whether a source is a server or a store."""
+    return "://" in source and not source.startswith("file:")
+
+
+def stage_hints(case: Case, stage: StageFigures) -> list[Hint]:
+    """Returns what makes a stage faster; what the graph or the installation lacks is 0 in the options."""
+    options, text = case.options, stage.stage
+    decodes_images = "decode(" in text and options.get("images", 0)
+    hints: list[Hint] = []
+    is_slow_jpeg = decodes_images and not options.get("simplejpeg", 1)
+    is_slow_gzip = text.startswith("load_") and options.get("gzip", 0) and not options.get("isal", 1)
+    if is_slow_jpeg or is_slow_gzip:
+        hints.append("fast")
+    if decodes_images and options.get("shrinks", 0) and not options.get("limits", 1):
+        hints.append("max_size")
+    return hints
+
+
+def enough_workers(case: Case) -> int:
+    """Returns the number of workers with which the training loop would not wait; 0 if there is no room for more."""
+    waits = case.waits
+    if case.count:
+        # They make an item in the loop's whole turn now, and should in the time of a training step.
+        wanted = math.ceil(case.count / max(1 - case.share, 0.01))
+    else:
+        wanted = math.ceil(waits.waited / waits.elsewhere) if waits.elsewhere else case.cpus
+    room = 4 * max(case.count, 1)
+    if case.computing > 0.3 and not case.is_pool:
+        # One processor stays for the training loop, where there are several.
+        room = math.floor(max(case.cpus - 1, 1) / case.computing)
+    found = min(max(wanted, 1), room)
+    return found if found > case.count else 0

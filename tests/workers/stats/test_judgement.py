@@ -91,6 +91,22 @@ def test_worker_is_named_by_its_number_when_it_holds_back_the_others() -> None:
     assert "worker 2" in LoaderStats(0, 0, found, found).sentence()
 
 
+def test_worker_is_not_to_blame_when_the_main_process_waits_for_others() -> None:
+    """It works most, but what it makes is there in time."""
+    found = workers(BUSY, AHEAD, AHEAD)
+    for awaited, kind in ((5.0, "worker"), (0.1, "bursts")):
+        made = (replace(found[0], awaited=awaited), replace(found[1], awaited=3.0), found[2])
+        assert verdict(figures(0.6, made, stage())).kind == kind
+
+
+def test_packing_items_is_transport_when_it_takes_most_of_the_work() -> None:
+    """Before a stage that takes less."""
+    found = [replace(worker, sending=6.0) for worker in workers((0.3, 0, 0, 0.9), (0.3, 0, 0, 0.9))]
+    judged = verdict(figures(0.6, tuple(found), stage()))
+    assert (judged.kind, judged.hints) == ("transport", ("batch",))
+    assert verdict(figures(0.6, tuple(found), stage()), batches=1).hints == ()
+
+
 def test_workers_are_uneven_when_most_have_nothing_to_do() -> None:
     """Streams that ended leave the others alone."""
     found = list(workers(BUSY, (0.1, 0, 0, 0.1), (0.1, 0, 0, 0.1)))
@@ -189,7 +205,7 @@ def test_recent_figures_decide_when_they_are_enough() -> None:
 
 def test_report_shows_skips_and_masks_nothing_away_when_names_are_long() -> None:
     """Long names are cut, numbers are not."""
-    long = StageFigures("wds_map(" + "f" * 200 + ")", False, 1_234_567, 1_234_560, 8.0, {"ValueError": 7})
+    long = StageFigures("wds_map(" + "f" * 200 + ")", False, 1_234_567, None, 8.0, {"ValueError": 7})
     at = At("wds_map(" + "g" * 90 + ")", "s3://bucket/" + "h" * 90, 5, 0.1)
     text = LoaderStats(0, 0, *[figures(0.6, workers(*[BUSY] * 40, at=at), long)] * 2).report()
     assert max(map(len, text.splitlines())) <= 100

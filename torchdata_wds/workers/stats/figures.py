@@ -41,8 +41,8 @@ class StageFigures:
 
     stage: str  # as it is written in the chain, without secrets
     in_main: bool  # whether it runs in the main process although there are workers
-    items_in: int  # what it took from the stages before it
-    items_out: int
+    items_in: int | None  # what it took from the stages before it; None if the two run as one loop, and nothing counts
+    items_out: int | None
     seconds: float  # in its own code, without the stages before it and without waiting for a source
     skipped: Mapping[str, int] = field(default_factory=dict)  # items by the type of the exception, or by the rule
 
@@ -59,7 +59,7 @@ class At:
 
 @dataclass(frozen=True)
 class WorkerFigures:
-    """One worker, or the main process where there are none; what the three do not name is idle time."""
+    """One worker, or the main process where there are none; what no figure names is idle time."""
 
     number: int
     busy: float  # seconds in which it made items
@@ -68,6 +68,8 @@ class WorkerFigures:
     cpu: float  # seconds of processor time of its process
     items: int
     at: At | None = None
+    sending: float = 0.0  # seconds in which it packed items for the main process; not in `busy`
+    awaited: float = 0.0  # seconds in which the main process waited for this worker
 
 
 @dataclass(frozen=True)

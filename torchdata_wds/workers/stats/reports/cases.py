@@ -21,7 +21,7 @@ class Case:
 
     @cached_property
     def work(self) -> float:
-        """Seconds in which the workers made items or waited for sources, all together."""
+        """Seconds in which the workers made items, packed them or waited for sources, all together."""
         return sum(map(load_of, self.workers))
 
     @cached_property
@@ -35,6 +35,11 @@ class Case:
         return sum(worker.reading for worker in self.workers)
 
     @cached_property
+    def sending(self) -> float:
+        """Seconds in which the workers packed items for the main process, all together."""
+        return sum(worker.sending for worker in self.workers)
+
+    @cached_property
     def used_cpus(self) -> float:
         """How many processors the workers keep busy."""
         return self._per_second(worker.cpu for worker in self.workers)
@@ -42,7 +47,7 @@ class Case:
     @cached_property
     def wanted_cpus(self) -> float:
         """How many processors they would keep busy if there were enough, and no stage slept."""
-        return self._per_second([self.busy])
+        return self._per_second([self.busy, self.sending])
 
     @cached_property
     def blocked(self) -> float:
@@ -78,7 +83,7 @@ class Case:
 
 def load_of(worker: WorkerFigures) -> float:
     """Returns the seconds that a worker spent on items, waiting for sources included."""
-    return worker.busy + worker.reading
+    return worker.busy + worker.reading + worker.sending
 
 
 def slowest_of(stages: Iterable[StageFigures]) -> StageFigures | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
+from dataclasses import fields
 
 from torchdata_wds.workers.stats.figures import At, Figures, SourceFigures, StageFigures, WorkerFigures
 from torchdata_wds.workers.stats.reports.amounts import (
@@ -65,7 +66,7 @@ def _worker_lines(figures: Figures) -> list[str]:
     rows = [_worker_row(worker, seconds) for worker in _shown(workers)]
     if len(workers) > 1:
         rows.append(_sum_row(workers, seconds))
-    header = ["worker", "busy", "blocked", "reading", "idle", "cpu", "items", "is at"]
+    header = ["worker", "busy", "reading", "sending", "blocked", "idle", "cpu", "awaited", "items", "is at"]
     return table_lines(header, rows, has_texts=True)
 
 
@@ -80,17 +81,14 @@ def _shown(workers: Sequence[WorkerFigures]) -> list[WorkerFigures]:
 
 def _worker_row(worker: WorkerFigures, seconds: float) -> list[str]:
     idle = max(seconds - load_of(worker) - worker.blocked, 0.0)
-    parts = (worker.busy, worker.blocked, worker.reading, idle, worker.cpu)
+    parts = (worker.busy, worker.reading, worker.sending, worker.blocked, idle, worker.cpu, worker.awaited)
     return [str(worker.number), *(share_text(part / seconds) for part in parts), f"{worker.items:,}", _at(worker.at)]
 
 
 def _sum_row(workers: Sequence[WorkerFigures], seconds: float) -> list[str]:
-    whole = WorkerFigures(
-        0,
-        *(sum(getattr(worker, name) for worker in workers) for name in ("busy", "blocked", "reading", "cpu", "items")),
-    )
-    row = _worker_row(whole, seconds * len(workers))
-    return [f"all {len(workers)}", *row[1:]]
+    names = [found.name for found in fields(WorkerFigures) if found.name not in ("number", "at")]
+    whole = WorkerFigures(0, **{name: sum(getattr(worker, name) for worker in workers) for name in names})
+    return [f"all {len(workers)}", *_worker_row(whole, seconds * len(workers))[1:]]
 
 
 def _at(at: At | None) -> str:
@@ -112,7 +110,11 @@ def _stage_row(stage: StageFigures, whole: float) -> list[str]:
     name = cut_text(stage.stage, _LONGEST_NAME - 7 * stage.in_main) + " (main)" * stage.in_main
     share = share_text(stage.seconds / whole) if whole else "-"
     skipped = ", ".join(f"{count:,} {reason}" for reason, count in stage.skipped.items())
-    return [name, f"{stage.items_in:,}", f"{stage.items_out:,}", seconds_text(stage.seconds), share, skipped]
+    return [name, _count(stage.items_in), _count(stage.items_out), seconds_text(stage.seconds), share, skipped]
+
+
+def _count(items: int | None) -> str:
+    return "" if items is None else f"{items:,}"
 
 
 def _source_lines(figures: Figures) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from statistics import median
+from statistics import mean, median
 
 from torchdata_wds.workers.stats.figures import Figures
 from torchdata_wds.workers.stats.reports.amounts import cut_text, seconds_text, share_text, size_text
@@ -102,7 +102,7 @@ def _bad_worker(verdict: Verdict, case: Case) -> str:
     return (
         f"{_loop(verdict)} for worker {slow.number}, which holds back {rest}, since items come from all in turn: it "
         f"takes {own} per item{place}, while {rest} {'take' if len(others) > 1 else 'takes'} {usual} and {is_blocked} "
-        f"blocked {share_text(sum(worker.blocked for worker in others) / len(others) / case.seconds)} of the time"
+        f"blocked {share_text(mean(worker.blocked for worker in others) / case.seconds)} of the time"
     )
 
 
@@ -116,6 +116,8 @@ def _bursts(verdict: Verdict, case: Case) -> str:  # noqa: ARG001
 
 
 def _transport(verdict: Verdict, case: Case) -> str:
+    if verdict.part > 0.5:
+        return f"{_loop(verdict)}, mostly for packing items, which is {share_text(verdict.part)} {_workers(case)}"
     ready = share_text(case.figures.found_ready / max(case.figures.asked, 1))
     wait = seconds_text(case.waits.waited / max(case.waits.count, 1))
     return (

@@ -20,7 +20,7 @@ Kind = Literal[
     "bandwidth",  # of a source
     "worker",  # one is slower than the others
     "bursts",  # workers are ahead at times, and late at others
-    "transport",  # taking items from the workers' messages
+    "transport",  # sending items from the workers to the main process
     "processors",  # too few for these workers
     "uneven",  # workers ran out of items before the others
 ]
@@ -89,7 +89,9 @@ def _bad_worker(case: Case) -> Verdict | None:
     slow = max(case.workers, key=load_of)
     others = [worker for worker in case.workers if worker is not slow]
     is_slow = load_of(slow) >= max(1.7 * median(map(load_of, others)), 0.5 * case.seconds)
-    if not is_slow or mean(worker.blocked for worker in others) < 0.25 * case.seconds:
+    awaited = sum(worker.awaited for worker in case.workers)
+    is_awaited = slow.awaited >= 0.6 * awaited  # also if that was not measured
+    if not (is_slow and is_awaited) or mean(worker.blocked for worker in others) < 0.25 * case.seconds:
         return None
     part = max(slow.reading, slow.busy) / load_of(slow)
     return Verdict("worker", _subject_of(slow, case), case.share, part, slow.number)
@@ -104,14 +106,15 @@ def _subject_of(slow: WorkerFigures, case: Case) -> str:
 
 
 def _transport(case: Case) -> Verdict | None:
-    """Finds that items are ready, and that the main process takes long to take them from the workers' messages."""
+    """Finds that packing items in the workers, or taking them from messages that are ready, is what takes the time."""
     figures, waits = case.figures, case.waits
-    is_ready = figures.asked >= 10 and figures.found_ready >= 0.7 * figures.asked
+    is_ready = figures.asked >= 10 and figures.found_ready >= 0.7 * figures.asked and case.blocked >= 0.2
     # A late worker makes a few waits long; items that are slow to take make all waits alike.
     is_alike = waits.p50 * waits.count >= waits.waited / 2 or waits.p99 < 0.02
-    if not case.count or case.blocked < 0.2 or not is_ready or not is_alike:
+    if not case.count or not ((is_ready and is_alike) or case.sending > case.work / 2):
         return None
-    return Verdict("transport", share=case.share, hints=() if case.options.get("batches", 0) else ("batch",))
+    hints: tuple[Hint, ...] = () if case.options.get("batches", 0) else ("batch",)
+    return Verdict("transport", "", case.share, case.part(case.sending), hints=hints)
 
 
 def _uneven(case: Case) -> Verdict | None:

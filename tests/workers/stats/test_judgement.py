@@ -153,9 +153,9 @@ def test_more_workers_are_no_hint_when_the_processors_are_busy() -> None:
 @pytest.mark.parametrize(
     ("options", "hint", "is_given"),
     [
-        ({"images": 1, "simplejpeg": 0}, "fast", True),
-        ({"images": 1, "simplejpeg": 1}, "fast", False),
-        ({"images": 0, "simplejpeg": 0}, "fast", False),
+        ({"arrays": 1, "simplejpeg": 0}, "fast", True),
+        ({"arrays": 1, "simplejpeg": 1}, "fast", False),
+        ({"arrays": 0, "simplejpeg": 0}, "fast", False),
         ({"images": 1, "shrinks": 1, "limits": 0}, "max_size", True),
         ({"images": 1, "shrinks": 1, "limits": 1}, "max_size", False),
         ({}, "max_size", False),
@@ -164,6 +164,13 @@ def test_more_workers_are_no_hint_when_the_processors_are_busy() -> None:
 def test_hints_for_decoding_need_what_the_graph_lacks(options: dict[str, int], hint: str, is_given: bool) -> None:
     """Images are decoded, without the extra or a limit."""
     assert (hint in verdict(figures(0.6, workers(BUSY), stage()), **options).hints) is is_given
+
+
+def test_extra_is_a_hint_when_gzip_takes_the_time() -> None:
+    """If a shard has that suffix, and isal is not installed."""
+    for shard, isal, hints in (("a.tar.gz", 0, ("fast",)), ("a.tar.gz", 1, ()), ("a.tar", 0, ())):
+        found = figures(0.6, workers(BUSY, at=At("", shard, 0, 0)), stage("load_wds_shards()"))
+        assert verdict(found, isal=isal, cpus=1).hints == hints
 
 
 @pytest.mark.parametrize(

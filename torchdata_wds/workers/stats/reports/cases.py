@@ -73,6 +73,13 @@ class Case:
         sources = self.figures.sources
         return max(sources, key=lambda source: (source.waited, source.seconds), default=SourceFigures(""))
 
+    @cached_property
+    def reads_gzip(self) -> bool:
+        """Whether a shard that was looked at is compressed with gzip."""
+        shards = [source.slowest for source in self.figures.sources]
+        shards += [worker.at.shard for worker in self.workers if worker.at is not None]
+        return any(shard.lower().endswith((".gz", ".tgz")) for shard in shards)
+
     def part(self, seconds: float) -> float:
         """Returns the part of the workers' work that some seconds are."""
         return min(seconds / self.work, 1.0) if self.work else 0.0

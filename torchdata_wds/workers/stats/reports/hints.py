@@ -23,6 +23,7 @@ Hint = Literal[
 ]
 
 _SMALL_SHARD = 16 << 20
+_LOADERS = ("load_", "group_by_key(")  # they unpack shards
 
 
 def source_hints(case: Case, source: SourceFigures, *, is_late: bool) -> list[Hint]:
@@ -44,15 +45,12 @@ def is_remote_source(source: str) -> bool:
 
 
 def stage_hints(case: Case, stage: StageFigures) -> list[Hint]:
-    """Returns what makes a stage faster; what the graph or the installation lacks is 0 in the options."""
-    options, text = case.options, stage.stage
-    decodes_images = "decode(" in text and options.get("images", 0)
-    hints: list[Hint] = []
-    is_slow_jpeg = decodes_images and not options.get("simplejpeg", 1)
-    is_slow_gzip = text.startswith("load_") and options.get("gzip", 0) and not options.get("isal", 1)
-    if is_slow_jpeg or is_slow_gzip:
-        hints.append("fast")
-    if decodes_images and options.get("shrinks", 0) and not options.get("limits", 1):
+    """Returns what makes a stage faster, if the graph or the installation lacks it."""
+    options, decodes = case.options, "decode(" in stage.stage
+    is_slow_jpeg = decodes and options.get("arrays", 0) and not options.get("simplejpeg", 1)
+    is_slow_gzip = stage.stage.startswith(_LOADERS) and case.reads_gzip and not options.get("isal", 1)
+    hints: list[Hint] = ["fast"] if is_slow_jpeg or is_slow_gzip else []
+    if decodes and options.get("images", 0) and options.get("shrinks", 0) and not options.get("limits", 1):
         hints.append("max_size")
     return hints
 

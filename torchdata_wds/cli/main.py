@@ -11,7 +11,23 @@ from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
 from torchdata_wds import __version__
-from torchdata_wds.cli import cache, cat, create, demo, first, help, index, ls, map, proc, show, sort, split, validate
+from torchdata_wds.cli import (
+    cache,
+    cat,
+    create,
+    demo,
+    first,
+    help,
+    index,
+    ls,
+    map,
+    proc,
+    show,
+    sort,
+    split,
+    stats,
+    validate,
+)
 from torchdata_wds.cli.command import Command, UsageError
 from torchdata_wds.cli.tables import JSON_COMMAND, TSV_COMMAND
 from torchdata_wds.cli.terminal import PROGRAM, discard_output, logged, message_of, open_nowhere, say
@@ -25,6 +41,7 @@ _ENDING = (signal.SIGTERM, signal.SIGHUP)
 COMMANDS: dict[str, Command] = {
     "ls": ls.COMMAND,
     "show": show.COMMAND,
+    "stats": stats.COMMAND,
     "tsv": TSV_COMMAND,
     "json": JSON_COMMAND,
     "first": first.COMMAND,

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import UnidentifiedImageError
 from PIL.Image import Image
+from PIL.ImageFile import ImageFile
 
 from torchdata_wds.cli.terminal import guess_text, printable, shorten
 from torchdata_wds.codecs.decoder import Decoder
@@ -123,10 +124,9 @@ def view_image(data: bytes, max_size: int | None = None) -> ImageView:
     scaled to 8. 0 keeps the image's own size, None makes no thumbnail.
     """
     with open_image(data) as image:
-        depth = ", 16 bits" if deep_reader(image) is not None and not image.mode.startswith(("I", "F")) else ""
         orientation = read_orientation(image)
         turned = f", EXIF orientation {orientation}" if orientation != 1 else ""
-        text = f"{image.format} image, {image.mode}{depth}, {image.width} x {image.height}{turned}"
+        text = f"{image.format} image, {mode_text(image)}, {image.width} x {image.height}{turned}"
         mode = "RGBA" if image.has_transparency_data else "RGB"
         if max_size is None:
             image.load()
@@ -139,6 +139,12 @@ def view_image(data: bytes, max_size: int | None = None) -> ImageView:
             return ImageView(text, small if orientation == 1 else to_pil(turn(np.asarray(small), orientation)))
     spec = f"pil{mode.lower()}"
     return ImageView(text, image_decoder(spec, max_size=max_size or None, exif_transpose=True).decode(data))
+
+
+def mode_text(image: ImageFile) -> str:
+    """Describes the pixels of an opened, unloaded image: ``RGB``, or ``RGB, 16 bits``."""
+    is_deep = deep_reader(image) is not None and not image.mode.startswith(("I", "F"))
+    return f"{image.mode}, 16 bits" if is_deep else image.mode
 
 
 def summarize(value: Any, width: int = 80) -> str:

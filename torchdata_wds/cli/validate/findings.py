@@ -63,6 +63,13 @@ class FieldSets:
         for (shard, fields), (samples, key, offset) in other._places.items():
             self.add(fields, shard, key, offset, samples)
 
+    def table(self) -> list[tuple[frozenset[str], int, str, str]]:
+        """Returns each set of fields, its samples, and shard and key of the first one; the most frequent set first."""
+        firsts: dict[frozenset[str], tuple[str, str]] = {}
+        for (shard, fields), (_, key, _) in self._places.items():
+            firsts.setdefault(fields, (shard, key))
+        return [(fields, samples, *firsts[fields]) for fields, samples in self._samples.most_common()]
+
     def findings(self) -> Iterator[Finding]:
         """Yields a note for each shard and set of fields that is not the set of more than half of all samples."""
         total = self._samples.total() + self._others

@@ -1,0 +1,135 @@
+"""The figures of a data set as text."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from torchdata_wds.cli.stats.figures import DatasetFigures, FieldFigures, ImageFigures, LabelFigures
+from torchdata_wds.cli.stats.numbers import NumberFigures
+from torchdata_wds.cli.stats.repeats import Repeats
+from torchdata_wds.cli.stats.tallies import Place
+from torchdata_wds.cli.terminal import counted, printable, shorten, sized
+
+_MOST_LINES = 50  # fields and oddities; --json has all
+_BAR, _WIDEST = 30, 40
+
+
+def report(figures: DatasetFigures) -> Iterator[str]:
+    """Yields the lines of the report."""
+    yield headline(figures)
+    if figures.shard_samples is not None and len(figures.shards) > 1:
+        yield f"samples per shard: {_range(figures.shard_samples, '{:,}'.format)}"
+    yield ""
+    yield from _table(figures)
+    for field in figures.fields[:_MOST_LINES]:
+        if field.images is not None:
+            yield from ("", *_image_lines(field, field.images))
+        if field.labels is not None:
+            yield from ("", *_label_lines(field, field.labels))
+    yield from _repeat_lines(figures)
+    yield from _oddity_lines(figures)
+
+
+def headline(figures: DatasetFigures) -> str:
+    """Returns the counts of the whole data set."""
+    samples, shards = counted(figures.samples, "sample"), counted(len(figures.shards), "shard")
+    return f"{samples} in {shards}, {sized(figures.bytes)} in their fields"
+
+
+def share(part: int, whole: int) -> str:
+    """Writes a part in percent, rounded so that only all is 100% and only nothing 0%."""
+    if part in (0, whole):
+        return "100%" if part else "0%"
+    percent = 100 * part / whole
+    return "<0.1%" if percent < 0.1 else f"{min(percent, 99.9):.1f}%"
+
+
+def duplicate_lines(figures: DatasetFigures) -> Iterator[tuple[str, Repeats]]:
+    """Yields what is to be said about each kind of duplicates, with the groups."""
+    same, largest = figures.duplicates
+    if same.repeated:
+        what = counted(same.repeated, "sample repeats", "samples repeat")
+        yield f"{what} all content of an earlier one: {counted(same.groups, 'group')}", same
+    if largest.samples:
+        what = counted(largest.samples, "sample shares", "samples share")
+        yield f"{what} the largest field with others, but not all fields: {counted(largest.groups, 'group')}", largest
+
+
+def places_text(places: Iterable[Place]) -> str:
+    """Writes samples as key and shard."""
+    return ", ".join(printable(f"{place.key} ({place.shard})" if place.key else place.shard) for place in places)
+
+
+def _range(numbers: NumberFigures, form: Callable[[int], str]) -> str:
+    if numbers.minimum == numbers.maximum:
+        return form(numbers.minimum)
+    ends = f"{form(numbers.minimum)} to {form(numbers.maximum)}"
+    return f"{ends}, median {form(numbers.median)}, 95% at most {form(numbers.p95)}"
+
+
+def _table(figures: DatasetFigures) -> Iterator[str]:
+    rows = [("field", "samples", "share", "min", "median", "p95", "max", "total")]
+    for field in figures.fields[:_MOST_LINES]:
+        sizes = field.sizes
+        numbers = (sizes.minimum, sizes.median, sizes.p95, sizes.maximum, sizes.total)
+        name = shorten(printable(field.field), _WIDEST, middle=True)
+        part = share(field.samples, figures.samples)
+        rows.append((name, f"{field.samples:,}", part, *map(sized, numbers)))  # type: ignore[arg-type]
+    yield from _columns(rows)
+    if (more := len(figures.fields) - _MOST_LINES) > 0:
+        yield f"and {counted(more, 'more field')} (--json has them)"
+    if figures.other_fields:
+        yield f"and {counted(figures.other_fields, 'member')} of other fields, which were not counted singly"
+
+
+def _columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Yields lines of columns, the first one aligned left and the others right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for first, *others in rows:
+        cells = [f"{cell:>{width}}" for cell, width in zip(others, widths[1:], strict=True)]
+        yield "  ".join([f"{first:<{widths[0]}}", *cells])
+
+
+def _image_lines(field: FieldFigures, images: ImageFigures) -> Iterator[str]:
+    kinds = ", ".join(f"{count:,} {form} {mode}" for form, mode, count in images.kinds)
+    yield f"images in {printable(field.field)}: {kinds or 'none that can be read'}"
+    for name, numbers in (("width", images.widths), ("height", images.heights)):
+        if numbers is not None:
+            yield f"  {name}: {_range(numbers, '{:,}'.format)}"
+    if images.different_sizes > 1:
+        yield f"  {images.different_sizes:,} different sizes, most often:"
+        rows = [(f"  {width:,} x {height:,}", count) for width, height, count in images.sizes]
+        yield from _bars(rows, field.samples)
+
+
+def _label_lines(field: FieldFigures, labels: LabelFigures) -> Iterator[str]:
+    yield f"values of {printable(field.field)}: {labels.different:,} different"
+    rows = [(f"  {shorten(printable(label), _WIDEST) or '(empty)'}", count) for label, count in labels.top]
+    yield from _bars(rows, field.samples)
+    if labels.others:
+        others = counted(labels.others, "other")
+        part = share(labels.other_samples, field.samples)
+        yield f"  {others}: {labels.other_samples:,} ({part}), each {labels.least:,} or more"
+
+
+def _bars(rows: Sequence[tuple[str, int]], whole: int) -> Iterator[str]:
+    most = max((count for _, count in rows), default=1)
+    cells = [(name, f"{count:,}", share(count, whole)) for name, count in rows]
+    for line, (_, count) in zip(_columns(cells), rows, strict=True):
+        yield f"{line}  {'#' * max(1, round(_BAR * count / most))}"
+
+
+def _repeat_lines(figures: DatasetFigures) -> Iterator[str]:
+    for text, repeats in duplicate_lines(figures):
+        yield from ("", text)
+        for group in repeats.examples:
+            more = f" and {group.samples - len(group.first):,} more" if group.samples > len(group.first) else ""
+            yield f"  {places_text(group.first)}{more}"
+
+
+def _oddity_lines(figures: DatasetFigures) -> Iterator[str]:
+    if figures.oddities:
+        yield from ("", "odd:")
+    for oddity in figures.oddities[:_MOST_LINES]:
+        examples = f": {places_text(oddity.examples)}" if oddity.examples else ""
+        yield f"  {printable(oddity.text)}{examples}"
+    if (more := len(figures.oddities) - _MOST_LINES) > 0:
+        yield f"  and {more:,} more (--json has them)"

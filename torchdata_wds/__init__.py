@@ -56,6 +56,7 @@ from torchdata_wds.handlers import (
 )
 from torchdata_wds.pipes import form_names as _form_names
 from torchdata_wds.pipes.base import WdsPipe
+from torchdata_wds.pipes.describe import describe
 from torchdata_wds.pipes.order.load_in_order import OrderedLoaderIterDataPipe as OrderedLoader
 from torchdata_wds.pipes.samples.cache_samples import SampleCacherIterDataPipe as SampleCacher
 from torchdata_wds.pipes.samples.collate import SampleUnbatcherIterDataPipe as SampleUnbatcher
@@ -100,7 +101,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "WebDataset", "load_dataset", "IndexedShards", "IndexedMix", "WdsLoader", "WorkersReadingService",
-    "StatefulPipeline", "RayPool", "RayReadingService", "repeat_batches",
+    "StatefulPipeline", "RayPool", "RayReadingService", "repeat_batches", "describe",
     "wds_collate", "handle_extension", "image_decoder", "torch_video", "torch_audio", "TextSegment",
     "ImageSegment", "interleaved_sample", "ShardMember", "ShardSlice", "CachedShard",
     # writing

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch.utils.data import IterDataPipe
 
-from torchdata_wds.pipes.chain_text import chain_text
+from torchdata_wds.pipes import describe
 from torchdata_wds.pipes.pickling import check_functions
 
 if TYPE_CHECKING:
@@ -49,11 +49,14 @@ if TYPE_CHECKING:
 T_co = TypeVar("T_co", covariant=True)
 
 
+describe.install()  # on the pipes of torch, torchdata and others too: most chains end with one of them
+
+
 class WdsPipe(IterDataPipe[T_co]):
     """Base class of the package's pipes."""
 
-    def __repr__(self) -> str:
-        return chain_text(self) if self.repr_hook is None else super().__repr__()
+    def _repr_html_(self) -> str:
+        return describe.html_of(self)
 
     def __reduce_ex__(self, *args: Any) -> Any:
         if self.reduce_ex_hook is None:  # not for a traversal of the graph

@@ -6,6 +6,7 @@ import os
 import pickle
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, suppress
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -113,7 +114,7 @@ class OpenedShards:
             if len(pieces) > 1 and not self._are_near({piece.shard for piece in pieces}):
                 threads = stack.enter_context(FetchThreads(min(len(pieces), _REQUESTS)))
                 futures = [threads.fetch(reader, piece) for piece in pieces]
-                fetched = map(result_of, futures)
+                fetched = map(result_of, futures, repeat(reader), pieces)
             for piece, data in zip(pieces, fetched, strict=True):
                 results += reader.take(piece, data)
         samples = []

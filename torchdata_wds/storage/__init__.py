@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torchdata_wds.storage.byte_streams import ByteStream, is_decompressed, open_named, wrap_stream
+from torchdata_wds.storage.byte_streams import ByteStream, is_decompressed, open_metered, open_named, wrap_stream
 from torchdata_wds.storage.compression import compression_for, open_compressor
 from torchdata_wds.storage.listing import list_urls
 from torchdata_wds.storage.places import Place, RewriteRules, StorageOptions, resolve
@@ -69,10 +69,8 @@ def open_shard(
     if offset < 0:
         raise ValueError(f"offset must not be negative, found {offset}")
     place = resolve(url, storage_options, rewrite)
-    opener = OPENERS.get(place.scheme, open_remote)
-    if not place.is_moved:
-        return opener(place, offset)
-    return open_named(partial(opener, place, offset), place.name, "where a rewriting rule looks for")
+    opening = partial(open_metered, partial(OPENERS.get(place.scheme, open_remote), place, offset), place.shown)
+    return open_named(opening, place.name, "where a rewriting rule looks for") if place.is_moved else opening()
 
 
 def can_reopen(url: str | os.PathLike[str], *, storage_options: Mapping[str, Mapping[str, Any]] | None = None) -> bool:

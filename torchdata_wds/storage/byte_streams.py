@@ -8,11 +8,13 @@ of the tar reader run in C, in `io.BufferedReader`.
 import contextlib
 import io
 import os
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from torchdata_wds.errors import ShardFormatError, ShardOpenError, WdsError
 from torchdata_wds.storage.decompression import CompressedInput, find_decoder
+from torchdata_wds.storage.meters import GIVEN_STREAMS, Meter
 from torchdata_wds.storage.secrets.masking import mask_text, masked_cause
 from torchdata_wds.storage.urls import mask_url
 
@@ -64,6 +66,10 @@ class Source(io.RawIOBase):
     def stored_version(self) -> StoredVersion | None:
         """Returns the shard's size and tag, if the store has sent them with an earlier answer."""
         return None
+
+    def stored_position(self) -> int:
+        """Returns the byte of the stored shard at which reading goes on, if the source does not begin at 0."""
+        return 0
 
     def readable(self) -> bool:
         """True."""
@@ -126,6 +132,14 @@ class ShardSource(Source):
                     self._failure = _named(self._failure, name, why)
             raise self._failure from self._failure.__cause__
 
+    def attach(self, meter: Meter) -> None:
+        """Makes a meter count what is read from the source."""
+        if isinstance(self._source, ShardSource):
+            self._source.attach(meter)
+        else:
+            meter.byte = self._source.stored_position() if isinstance(self._source, Source) else 0
+            self._source = _MeteredSource(self._source, meter)
+
     def interrupt(self) -> None:
         """Interrupts the source."""
         interrupt(self._source)
@@ -159,6 +173,29 @@ class ShardSource(Source):
     def _close(self) -> None:
         # An exception refers to the frames that raised it, and so to this object.
         self._failure = self.pieces = None
+        self._source.close()
+
+
+class _MeteredSource(Source):
+    """The stored bytes of a source, counted by a meter."""
+
+    def __init__(self, source: io.RawIOBase, meter: Meter) -> None:
+        self._source = source
+        self._meter = meter
+
+    def stored_version(self) -> StoredVersion | None:
+        return stored_version(self._source)
+
+    def fill(self, view: memoryview) -> int:
+        return self._meter.read_into(self._source.readinto, view)
+
+    def read(self, size: int = -1, /) -> bytes:
+        return self._meter.read(self._source.read, size)
+
+    def interrupt(self) -> None:
+        interrupt(self._source)
+
+    def _close(self) -> None:
         self._source.close()
 
 
@@ -201,7 +238,27 @@ def wrap_stream(stream: Any, url: str) -> ByteStream:
     shard = mask_url(url)
     if not callable(getattr(stream, "read", None)):
         raise TypeError(f"the stream for shard {shard} is a {type(stream).__name__} without read()")
-    return wrap_source(ForeignSource(stream.read, shard, lambda: stream.close()), shard)
+    source = ShardSource(ForeignSource(stream.read, shard, lambda: stream.close()), shard)
+    meter = Meter(shard, GIVEN_STREAMS)
+    source.attach(meter)
+    meter.opened()
+    return io.BufferedReader(source, BUFFER_SIZE)
+
+
+def open_metered(opening: Callable[[], ByteStream], shard: str) -> ByteStream:
+    """Opens a stream, and counts the time and what is read from it; `shard` is its masked URL."""
+    meter = Meter(shard)
+    meter.begin()
+    begin = time.perf_counter()
+    try:
+        stream = opening()
+    except BaseException:
+        meter.add(0, time.perf_counter() - begin)
+        raise
+    meter.opened(time.perf_counter() - begin)
+    if (attach := getattr(stream.raw, "attach", None)) is not None:
+        attach(meter)
+    return stream
 
 
 def stored_bytes(stream: ByteStream) -> io.RawIOBase:

@@ -11,7 +11,8 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from torchdata_wds.environment import ais_schemes, rewriting_variables
-from torchdata_wds.errors import ShardOpenError, UnsafeDataError
+from torchdata_wds.errors import ShardOpenError, UnsafeDataError, WdsError
+from torchdata_wds.storage.meters import Meter
 from torchdata_wds.storage.secrets.masking import mask_text
 from torchdata_wds.storage.secrets.withheld import Withheld
 from torchdata_wds.storage.urls import AIS, LOCAL, mask_url, scheme_of, url_text
@@ -272,3 +273,11 @@ def resolve(
         if found is not None:
             break
     return place_of(text if found is None else found, options, name=text)
+
+
+def meter_for(url: str | os.PathLike[str], storage_options: Mapping[str, Mapping[str, Any]] | None = None) -> Meter:
+    """Returns a meter for the source of a shard that is not open; opening it says what is wrong with its place."""
+    try:
+        return Meter(resolve(url, storage_options).shown)
+    except (WdsError, ValueError):
+        return Meter(mask_url(url))

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Generic, TypeVar
 
 from torchdata_wds.storage.byte_streams import BUFFER_SIZE, ByteStream, Source, StoredVersion, interrupt, stored_version
+from torchdata_wds.storage.meters import GIVEN_STREAMS, Meter, reads_ahead
 
 #: The default limit for reading ahead, in bytes per shard.
 LARGEST_LEAD = 16 << 20
@@ -20,11 +21,17 @@ T = TypeVar("T")
 
 
 class ReadAhead(Source, Generic[T]):
-    """Calls `opening` in a thread, at once, and reads the stream that it returns about `lead` bytes ahead."""
+    """Calls `opening` in a thread, at once, and reads the stream that it returns about `lead` bytes ahead.
 
-    def __init__(self, opening: Callable[[], tuple[ByteStream, T]], *, lead: int = LARGEST_LEAD) -> None:
+    `meter` counts how long the reader waits for the thread; what the thread reads is counted where it is read.
+    """
+
+    def __init__(
+        self, opening: Callable[[], tuple[ByteStream, T]], *, lead: int = LARGEST_LEAD, meter: Meter | None = None
+    ) -> None:
         self._opening = opening
         self._lead = lead
+        self._meter = meter or Meter("", GIVEN_STREAMS)
         self._changed = threading.Condition()
         self._pieces: deque[bytes] = deque()
         self._held = 0
@@ -44,7 +51,8 @@ class ReadAhead(Source, Generic[T]):
         Closing the stream closes everything. If opening failed, closes everything and raises the error.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._found or self._is_over)
+            with self._meter.waiting():
+                self._changed.wait_for(lambda: self._found or self._is_over)
             if self._found:
                 return io.BufferedReader(self, BUFFER_SIZE), self._found[0]
         failure = self._failure
@@ -59,7 +67,8 @@ class ReadAhead(Source, Generic[T]):
         """Takes the next bytes, none at the end of the stream; if reading has failed, every call raises the error."""
         if not self._rest:
             with self._changed:
-                self._changed.wait_for(lambda: self._pieces or self._is_over)
+                with self._meter.waiting():
+                    self._changed.wait_for(lambda: self._pieces or self._is_over)
                 if self._pieces:
                     self._rest = memoryview(self._pieces.popleft())
                     self._held -= len(self._rest)
@@ -68,6 +77,7 @@ class ReadAhead(Source, Generic[T]):
                     raise self._failure
         count = min(len(view), len(self._rest))
         view[:count], self._rest = self._rest[:count], self._rest[count:]
+        self._meter.byte += count
         return count
 
     def stop(self) -> None:
@@ -100,21 +110,8 @@ class ReadAhead(Source, Generic[T]):
     def _run(self) -> None:
         failure: Exception | None = None
         try:
-            stream, found = self._opening()
-            with stream:
-                with self._changed:
-                    self._stream = stream
-                    self._found.append(found)
-                    self._changed.notify_all()
-                read = getattr(stream, "read1", stream.read)
-                # The thread reads while it holds less than `lead` bytes, so it may exceed that by a piece: for 16 MiB,
-                # it holds at most 16.25 MiB. read1 does not wait for a whole piece, so that slow bytes arrive at once.
-                while not self._is_stopped and (piece := read(_PIECE)):
-                    with self._changed:
-                        self._pieces.append(piece)
-                        self._held += len(piece)
-                        self._changed.notify_all()
-                        self._changed.wait_for(lambda: self._held < self._lead or self._is_stopped)
+            with reads_ahead():
+                self._read_all()
         except Exception as error:  # noqa: BLE001 - raised to the reader
             failure = error
         with self._changed:
@@ -122,6 +119,23 @@ class ReadAhead(Source, Generic[T]):
             # After `stop` the error is that of the interrupted read, which no reader waits for.
             self._failure = None if self._is_stopped else failure
             self._changed.notify_all()
+
+    def _read_all(self) -> None:
+        stream, found = self._opening()
+        with stream:
+            with self._changed:
+                self._stream = stream
+                self._found.append(found)
+                self._changed.notify_all()
+            read = getattr(stream, "read1", stream.read)
+            # The thread reads while it holds less than `lead` bytes, so it may exceed that by a piece: for 16 MiB, it
+            # holds at most 16.25 MiB. read1 does not wait for a whole piece, so that slow bytes arrive at once.
+            while not self._is_stopped and (piece := read(_PIECE)):
+                with self._changed:
+                    self._pieces.append(piece)
+                    self._held += len(piece)
+                    self._changed.notify_all()
+                    self._changed.wait_for(lambda: self._held < self._lead or self._is_stopped)
 
 
 def close_all(streams: Iterable[ReadAhead[Any]]) -> None:

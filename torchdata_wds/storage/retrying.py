@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from torchdata_wds.errors import TRY_AGAIN, ShardOpenError, WdsError
 from torchdata_wds.storage.byte_streams import Source
+from torchdata_wds.storage.meters import retried
 from torchdata_wds.storage.secrets.masking import mask_text, masked_cause
 
 logger = logging.getLogger(__name__)
@@ -57,6 +58,7 @@ class Patience:
             *(self._shard, reason, self.failures, self.retries, seconds),
         )
         self._waited += seconds
+        retried(self._shard)
         return not self.interrupted.wait(seconds)
 
 
@@ -144,6 +146,10 @@ class RetryingSource(Source):
     def interrupt(self) -> None:
         """Ends a pause in another thread, but not a request in progress."""
         self._patience.interrupted.set()
+
+    def stored_position(self) -> int:
+        """Returns the position."""
+        return self._position
 
     def _connect(self) -> None:
         raise NotImplementedError

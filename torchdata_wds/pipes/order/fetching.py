@@ -8,6 +8,8 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Self
 
 from torchdata_wds.format.index.samples import Piece, SampleReader
+from torchdata_wds.storage.meters import reads_ahead
+from torchdata_wds.storage.places import meter_for
 from torchdata_wds.storage.running_reads import interrupt_reads
 
 #: Seconds that leaving waits for threads whose stores do not respond; such a thread ends later.
@@ -16,12 +18,16 @@ _INTERVAL = 0.05
 _SLICE = 0.5
 
 
-def result_of(future: Future[bytes | Exception]) -> bytes | Exception:
+def result_of(future: Future[bytes | Exception], reader: SampleReader, piece: Piece) -> bytes | Exception:
     """Waits for a piece in slices, between which signals are handled."""
     # A signal interrupts a wait. But one that comes just before, or to another thread, is only handled after it: Ctrl-C
     # would do nothing until the server responds.
-    while not future.done():
-        wait([future], _SLICE)
+    if not future.done():
+        meter = meter_for(reader.index.shards[piece.shard].url, reader.ranges.storage_options)
+        meter.byte = piece.starts[0]
+        with meter.waiting():
+            while not future.done():
+                wait([future], _SLICE)
     return future.result()
 
 
@@ -47,7 +53,8 @@ class FetchThreads:
         thread = threading.get_ident()
         self._busy.add(thread)
         try:
-            return reader.fetch(piece)
+            with reads_ahead():
+                return reader.fetch(piece)
         finally:
             self._busy.discard(thread)
 

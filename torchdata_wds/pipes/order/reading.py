@@ -177,4 +177,4 @@ def _fetched(planned: Iterator[_Planned], ahead: int) -> Generator[tuple[_Planne
                 return
             plan, future = waiting.popleft()
             held -= plan.size
-            yield plan, result_of(future)
+            yield plan, result_of(future, plan.reader, plan.piece)

@@ -29,6 +29,7 @@ from torchdata_wds.pipes.shards.cache_shards import CachedShard
 from torchdata_wds.pipes.shards.shard_sources import Ahead, as_source, in_sequence, interleave, is_opened, read_ahead
 from torchdata_wds.pipes.starvation import CycledPasses, CycledShards, warn_when_idle
 from torchdata_wds.storage.byte_streams import stored_version
+from torchdata_wds.storage.places import meter_for
 from torchdata_wds.storage.read_ahead import ReadAhead
 
 #: Counts the openings of all loaders of this process: streams of several loaders may be joined.
@@ -199,7 +200,11 @@ class ShardLoaderIterDataPipe(HandlingPipe[ShardMember]):
             source = as_source(item.value, self.storage_options, item.skip)
         except ShardListError:
             return None
-        return ReadAhead(partial(source.open, keys, self.rename is None)) if source.given is None else None
+        if source.given is not None:
+            return None
+        return ReadAhead(
+            partial(source.open, keys, self.rename is None), meter=meter_for(source.part.url, self.storage_options)
+        )
 
     def _units(
         self, item: _Item, ahead: Ahead | None, keys: KeyRule, ask: Asked, watch: Watch | None

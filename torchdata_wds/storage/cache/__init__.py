@@ -15,6 +15,7 @@ from torchdata_wds.storage.cache.locked_files import CopyLock, ShardFacts, open_
 from torchdata_wds.storage.cache.settings import CacheSettings, Check, Waiting
 from torchdata_wds.storage.decompression import HEAD_SIZE, may_be_compressed
 from torchdata_wds.storage.locks import LockedFile
+from torchdata_wds.storage.meters import LOCAL_FILES, Meter
 from torchdata_wds.storage.running_reads import interruptible
 from torchdata_wds.storage.urls import mask_url
 
@@ -40,8 +41,9 @@ class ShardCache(CacheSettings):
             raise ValueError(f"offset must not be negative, found {offset}")
         try:
             copy = None if facts is not None else self.open_copy(url, path)
+            is_hit = copy is not None
             if facts is not None or (copy is None and not self.while_reading):
-                self._make(url, path, facts)
+                is_hit = not self._make(url, path, facts)
                 copy = self.open_copy(url, path)
         except WdsError:
             raise
@@ -51,13 +53,16 @@ class ShardCache(CacheSettings):
         if copy is None:
             return wrap_source(FollowedShard(self, url, path, finish=finish), mask_url(url), skip=offset)
         self.report("hit %s: %s", mask_url(url), path)
+        if is_hit:
+            self.meter_of(url).looked_up(hit=True)
         source = _CopySource(self, url, path, copy, offset)
         return io.BufferedReader(source, source.buffer_size)
 
     def fetch(self, url: str, path: str, facts: ShardFacts | None = None) -> Path:
         """Makes a missing copy, or waits for the process that does; returns its path, or raises CacheError."""
         try:
-            self._make(url, path, facts)
+            if not self._make(url, path, facts):
+                self.meter_of(url).looked_up(hit=True)
         except WdsError:
             raise
         except OSError as error:
@@ -72,11 +77,13 @@ class ShardCache(CacheSettings):
 
         Raises the errors of `open`. While the file is open, its copy is not evicted.
         """
-        waiting = Waiting()
+        waiting, is_hit = Waiting(), True
         try:
             while True:
-                self._make(url, path, facts)
+                is_hit = not self._make(url, path, facts) and is_hit
                 if (copy := self.open_copy(url, path)) is not None:
+                    if is_hit:
+                        self.meter_of(url).looked_up(hit=True)
                     return copy
                 waiting.go_on()
         except WdsError:
@@ -85,24 +92,30 @@ class ShardCache(CacheSettings):
             self.warn(url, error.strerror or str(error))
             return None
 
-    def _make(self, url: str, path: str, facts: ShardFacts | None) -> None:
-        """Makes a copy that is missing or differs from the facts; raises OSError if the cache cannot store it."""
+    def _make(self, url: str, path: str, facts: ShardFacts | None) -> bool:
+        """Makes a copy that is missing or differs from the facts; returns whether this process made it.
+
+        Raises OSError if the cache cannot store it.
+        """
+        is_made = False
         may_be_stale, waiting = os.path.exists(path), Waiting()  # noqa: PTH110 - a str
         while True:
             if not os.path.exists(path):  # noqa: PTH110
                 download = Download.begin(self, url, path, is_quiet=True)
                 if download is None:
-                    waiting.go_on(CopyLock.progress_of(path))
+                    with self.meter_of(url).waiting():
+                        waiting.go_on(CopyLock.progress_of(path))
                     continue
+                is_made = True
                 with interruptible(download.stop):
                     download.complete()
             if facts is None:
-                return
+                return is_made
             with contextlib.suppress(FileNotFoundError), open_copy(path) as file:  # if it was evicted, make it again
                 self.check_mark(url, path, file.fileno())
                 difference = facts.difference(file.fileno())
                 if not difference:
-                    return
+                    return is_made
                 if not may_be_stale or not self.drop(path, file):
                     shard = mask_url(url)
                     raise ShardFormatError(
@@ -128,12 +141,15 @@ class _CopySource(Source):
         self._start = self._position = offset
         self._is_source = False
         self._failure: Exception | None = None
+        self._meter = Meter(mask_url(url), LOCAL_FILES)
+        self._meter.opened()
         self._stream: io.RawIOBase = file
         self._size = 0  # of an uncompressed copy
         self.buffer_size = BUFFER_SIZE
         head = os.pread(file.fileno(), HEAD_SIZE, 0)
         if may_be_compressed(head):
-            self._stream = ShardSource(file, f"{mask_url(url)} (its copy {path})", skip=offset)
+            self._stream = source = ShardSource(file, f"{mask_url(url)} (its copy {path})", skip=offset)
+            source.attach(self._meter)
             return
         size = self._size = os.fstat(file.fileno()).st_size
         if offset > size:
@@ -147,12 +163,13 @@ class _CopySource(Source):
             )
         self.buffer_size = _PLAIN_BUFFER_SIZE
         file.seek(offset)
+        self._meter.byte = offset
 
     def fill(self, view: memoryview) -> int:
         if self._failure is not None:
             raise self._failure.with_traceback(None)
         try:
-            count = self._stream.readinto(view) or 0
+            count = self._read(view)
             if not count and self._stream is self._file and self._position < self._size:
                 raise OSError(f"it ends at byte {self._position:,} of {self._size:,}")
         except (OSError, ShardFormatError) as error:
@@ -162,9 +179,14 @@ class _CopySource(Source):
                 self._failure = self._remove_damaged(error)
                 raise self._failure from error
             self._turn_to_source(error)
-            count = self._stream.readinto(view) or 0
+            count = self._read(view)
         self._position += count
         return count
+
+    def _read(self, view: memoryview) -> int:
+        if self._stream is self._file:
+            return self._meter.read_into(self._file.readinto, view)
+        return self._stream.readinto(view) or 0  # which has a meter
 
     def _remove_damaged(self, error: ShardFormatError) -> ShardFormatError:
         is_gone = self._cache.drop(self._path, self._file)

@@ -15,6 +15,7 @@ from torchdata_wds.storage.byte_streams import BUFFER_SIZE, interrupt, stored_by
 from torchdata_wds.storage.cache.locked_files import CopyLock, mark_as_ours, note_tag, seal
 from torchdata_wds.storage.cache.settings import CacheSettings
 from torchdata_wds.storage.locks import LockedFile
+from torchdata_wds.storage.meters import reads_ahead
 from torchdata_wds.storage.targets.base import run_at_end
 from torchdata_wds.storage.urls import mask_url
 
@@ -74,6 +75,7 @@ class Download:
             lock.release()
             return None
         cache.report("miss %s", mask_url(url))
+        cache.meter_of(url).looked_up(hit=False)
         return cls(cache, url, lock, is_quiet=is_quiet)
 
     @property
@@ -95,7 +97,8 @@ class Download:
     def run(self) -> None:
         """Runs the download to its end."""
         try:
-            self._fill()
+            with contextlib.nullcontext() if self._thread is None else reads_ahead():
+                self._fill()
         except BaseException as error:  # noqa: BLE001 - the reader raises it
             self.failure = error
         finally:

@@ -39,6 +39,7 @@ class FollowedShard(Source):
         self._checked = 0  # how many of these were compared with the current file or source
         self._proof: LockedFile | None = None  # a former file, which begins with all delivered bytes
         self._is_interrupted = False
+        self._meter = cache.meter_of(url)
         self._file: LockedFile | None = None
         self._size = 0  # the largest size of the file seen so far
         self._is_copy = False
@@ -49,6 +50,8 @@ class FollowedShard(Source):
         except BaseException:
             self.close()
             raise
+        if self._source is None and self._download is None:
+            self._meter.looked_up(hit=True)
 
     def fill(self, view: memoryview) -> int:
         """Reads the next bytes, waiting for them; 0 only at the verified end."""
@@ -65,7 +68,7 @@ class FollowedShard(Source):
                 self._find_another(error)
                 continue
             if not behind:
-                self._position = self._checked = self._checked + count
+                self._position = self._checked = self._meter.byte = self._checked + count
                 return count
             assert self._proof is not None
             if not count or os.pread(self._proof.fileno(), count, self._checked) != target[:count]:
@@ -148,14 +151,16 @@ class FollowedShard(Source):
             # bytes may have been added between the last read and the lock; if there are none, it is whole or lost.
             if self._file.lock(shared=True):
                 is_filled = True
-            else:
+                continue
+            with self._meter.waiting():
                 waiting.go_on()
         return count
 
     def _read_download(self, download: Download, view: memoryview) -> int:
         if not download.is_here:
             raise ValueError("the stream was opened in another process, before this one was forked")
-        download.wait_for(self._checked)
+        with self._meter.waiting():
+            download.wait_for(self._checked)
         if (end := download.position) > self._checked:
             if count := self._read_file(view[: end - self._checked], end):
                 return count

@@ -24,7 +24,8 @@ from torchdata_wds.storage.cache.locked_files import (
 )
 from torchdata_wds.storage.cache.names import digest_of, origin_of, unsigned
 from torchdata_wds.storage.locks import LockedFile, lock
-from torchdata_wds.storage.places import StorageOptions
+from torchdata_wds.storage.meters import Meter
+from torchdata_wds.storage.places import StorageOptions, meter_for
 from torchdata_wds.storage.urls import mask_url
 
 #: A function of a file and its URL that raises ShardFormatError unless the file is a complete shard.
@@ -78,6 +79,10 @@ class CacheSettings:
 
                 return tqdm(desc=mask_url(url)[-40:], unit="B", unit_scale=True, leave=False, disable=None)
         return contextlib.nullcontext()
+
+    def meter_of(self, url: str) -> Meter:
+        """Returns a meter for the source of a shard."""
+        return meter_for(url, self.storage_options)
 
     def open_copy(self, url: str, path: str) -> LockedFile | None:
         """Opens a finished copy; returns None if there is none, or it was removed as cut; raises OSError for others."""

@@ -4,6 +4,7 @@ import contextlib
 import os
 import weakref
 from collections.abc import Mapping
+from time import perf_counter
 from typing import Any, NoReturn, Self
 
 from torchdata_wds.errors import WdsError
@@ -97,7 +98,7 @@ class ShardRanges:
         for remaining in reversed(range(_TIMES)):
             try:
                 reader = reader or self._open(text, version)
-                return reader.read(start, stop, version)
+                return reader.meter.read_range(reader.read, start, stop, version)
             except WdsError as error:
                 # The next read opens the shard anew: it may be repaired by then.
                 self._local.drop(text)
@@ -131,15 +132,17 @@ class ShardRanges:
 
     def _open(self, url: str, version: StoredVersion | None) -> RangeReader:
         """Opens a shard; if two threads open the same one, the later is kept."""
-        place, file = self._place(url), None
+        place, file, begin = self._place(url), None, perf_counter()
         if place.is_local:
             file = LocalRanges.open(place)
         elif self.cache is not None and place.scheme != STDIN:
             file = open_copy(self.cache, place, version)
         if file is not None:
+            file.meter.opened(0.0 if file.is_copy else perf_counter() - begin)  # downloads are counted as they read
             self._local.put(url, file)
             return file
         reader = _reader_of(place)
+        reader.meter.opened(perf_counter() - begin)
         self._remote.put(url, reader)
         return reader
 

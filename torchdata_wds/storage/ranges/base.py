@@ -4,12 +4,14 @@ from typing import Protocol
 
 from torchdata_wds.errors import Advice, ChangedShardError, ShardOpenError
 from torchdata_wds.storage.byte_streams import StoredVersion
+from torchdata_wds.storage.meters import Meter
 
 
 class RangeReader(Protocol):
     """A shard whose bytes can be read from several threads, and in any order."""
 
     is_copy: bool  # whether it is a copy in a cache folder
+    meter: Meter
 
     def read(self, start: int, stop: int, version: StoredVersion | None) -> bytes:
         """Reads the stored bytes from `start` up to `stop`; raises ChangedShardError if it is not this version."""

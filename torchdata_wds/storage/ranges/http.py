@@ -2,6 +2,7 @@
 
 from torchdata_wds.errors import ShardOpenError
 from torchdata_wds.storage.byte_streams import StoredVersion
+from torchdata_wds.storage.meters import Meter
 from torchdata_wds.storage.places import Place
 from torchdata_wds.storage.ranges.base import NEEDS_PARTS, changed, ends_inside, no_parts
 from torchdata_wds.storage.running_reads import interruptible
@@ -29,6 +30,7 @@ class HttpRanges:
         if wrong := malformation(place.url):
             raise cannot_open(place.shown, f"its address is malformed: {wrong}")
         self._place = place
+        self.meter = Meter(place.shown)
         self._options = read_http_options(place.scheme, place.options.get(place.scheme, {}))
 
     def read(self, start: int, stop: int, version: StoredVersion | None) -> bytes:

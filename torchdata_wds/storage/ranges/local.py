@@ -6,6 +6,7 @@ import stat
 
 from torchdata_wds.errors import ShardOpenError
 from torchdata_wds.storage.byte_streams import StoredVersion
+from torchdata_wds.storage.meters import LOCAL_FILES, Meter
 from torchdata_wds.storage.places import Place
 from torchdata_wds.storage.ranges.base import changed, ends_inside, stale
 from torchdata_wds.storage.sources.local import open_file
@@ -15,12 +16,13 @@ from torchdata_wds.storage.urls import cannot_open, local_path
 class LocalRanges:
     """An open file. Dropping the last reference closes it, so a thread that still reads is never interrupted."""
 
-    __slots__ = ("_counts_links", "_descriptor", "_mtime", "_shard", "_size", "_version", "is_copy")
+    __slots__ = ("_counts_links", "_descriptor", "_mtime", "_shard", "_size", "_version", "is_copy", "meter")
 
     def __init__(
         self, shard: str, descriptor: int, known: StoredVersion | None = None, *, counts_links: bool = True
     ) -> None:
         self._shard = shard
+        self.meter = Meter(shard, LOCAL_FILES)
         self._descriptor = descriptor
         self._counts_links = counts_links  # whether a file without links was removed: not on each file system
         status = os.fstat(descriptor)

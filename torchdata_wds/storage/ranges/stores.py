@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from torchdata_wds.storage.byte_streams import StoredVersion
+from torchdata_wds.storage.meters import Meter
 from torchdata_wds.storage.places import Place
 from torchdata_wds.storage.ranges.base import StaleError, changed, ends_inside, no_parts, stale
 from torchdata_wds.storage.retrying import attempt
@@ -52,6 +53,7 @@ class StoreRanges:
 
     def __init__(self, place: Place) -> None:
         self._place = place
+        self.meter = Meter(place.shown)
         self._filesystem, self._path = _connect_once(place)
         self._look()
 

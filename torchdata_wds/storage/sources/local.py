@@ -10,6 +10,7 @@ from typing import Any
 from torchdata_wds.errors import ShardOpenError
 from torchdata_wds.storage.byte_streams import ForeignSource, ends_before, wrap_source
 from torchdata_wds.storage.decompression import HEAD_SIZE, may_be_compressed
+from torchdata_wds.storage.meters import Meter
 from torchdata_wds.storage.places import Place
 from torchdata_wds.storage.secrets.masking import masked_cause
 from torchdata_wds.storage.urls import STDIN, cannot_open, local_path, unexpanded
@@ -24,16 +25,28 @@ class LocalFile(io.FileIO):
     def __init__(self, path: str, shard: str) -> None:
         super().__init__(path, "rb")
         self._shard = shard
+        self._meter: Meter | None = None
+
+    def attach(self, meter: Meter) -> None:
+        """Makes a meter count what `readinto` and `readall` read."""
+        meter.byte = self.tell()
+        self._meter = meter
 
     def readinto(self, buffer: Any, /) -> int:
         """Reads bytes; an error names the shard."""
         try:
+            if self._meter is not None:
+                return self._meter.read_into(super().readinto, buffer)
             return super().readinto(buffer) or 0
         except OSError as error:
             raise ShardOpenError(
                 f"shard {self._shard} failed while it was read, before byte {self.tell():,}: {error.strerror or error}",
                 shard=self._shard,
             ) from error
+
+    def readall(self) -> bytes:
+        """Reads the rest."""
+        return super().readall() if self._meter is None else self._meter.read(super().readall)
 
 
 def open_local(place: Place, offset: int = 0) -> io.BufferedReader:

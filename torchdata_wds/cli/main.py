@@ -13,6 +13,7 @@ from typing import NoReturn
 from torchdata_wds import __version__
 from torchdata_wds.cli import (
     cache,
+    card,
     cat,
     create,
     demo,
@@ -53,6 +54,7 @@ COMMANDS: dict[str, Command] = {
     "map": map.COMMAND,
     "index": index.COMMAND,
     "validate": validate.COMMAND,
+    "card": card.COMMAND,
     "cache": cache.COMMAND,
     "demo": demo.COMMAND,
     "help": help.COMMAND,

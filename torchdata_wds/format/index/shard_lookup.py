@@ -106,11 +106,23 @@ def read_index(wanted: Wanted, shard: ListedShard) -> ShardColumns | None:
 
 def read_existing(url: str, keys: Keys, options: StorageOptions | None = None) -> ShardColumns | None:
     """Returns the index that lies beside a shard; None if there is none, or it does not fit the shard."""
+    with suppress(ShardFormatError):
+        index = existing_index(url, keys, options)
+        return None if index is None else ShardColumns.of(url, index)
+    return None
+
+
+def existing_index(url: str, keys: Keys, options: StorageOptions | None = None) -> ShardIndex | None:
+    """Returns the index beside a shard as `read_existing` does, with its rows, which are not checked yet."""
     wanted = Wanted(keys, options or StorageOptions(), scans=True)
-    try:
-        return read_index(wanted, look_at(wanted, frozenset(), (url, resolve(url, wanted.options).is_local)))
-    except (ShardFormatError, ShardOpenError):
-        return None
+    with suppress(ShardFormatError, ShardOpenError):
+        shard = look_at(wanted, frozenset(), (url, resolve(url, wanted.options).is_local))
+        for place in shard.places:
+            with suppress(ShardOpenError):
+                index = ShardIndex.load(place, storage_options=wanted.options)
+                _fit(index, place, shard, wanted)
+                return index
+    return None
 
 
 def _read_foreign(place: str, shard: ListedShard, wanted: Wanted) -> ShardColumns:

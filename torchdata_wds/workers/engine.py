@@ -89,6 +89,7 @@ class Engine:
         self._drawn: Any = None  # how the running epoch's seeds were drawn
         self._stream_seeds: Seeds | None = None
         self._restored: Checkpoint | None = None
+        self.resumed: Checkpoint | None = None  # the state in whose epoch the running one is
 
     def open(
         self, datapipe: IterDataPipe[Any], restored: Checkpoint | None = None, *, length: int | None = None
@@ -135,6 +136,8 @@ class Engine:
         else:
             seeds = mix(self.seed, self.epoch), mix(self.seed, self.epoch, "rank", self.ranks.place.number)
         self.epoch += 1
+        is_resumed = restored is not None and restored.in_epoch and restored.epoch == self.epoch
+        self.resumed = restored if is_resumed else None
         was_left_early, self.in_epoch = self.in_epoch, True
         self._shards = None
         graph = self.graph

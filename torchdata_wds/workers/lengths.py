@@ -24,7 +24,8 @@ from torchdata_wds.pipes.chain_text import form_name, known_name, sources_of, st
 from torchdata_wds.pipes.resume_facts import Step, said_by
 from torchdata_wds.pipes.samples.collate import wds_collate
 from torchdata_wds.pipes.streams.epoch import share_of
-from torchdata_wds.workers.graphs import find_branches
+from torchdata_wds.workers.graphs import find_branches, is_one_part
+from torchdata_wds.workers.resume.checkpoints import Checkpoint
 from torchdata_wds.workers.resume.job_order import find_order
 from torchdata_wds.workers.resume.planner import is_one_to_one, is_torchdata
 from torchdata_wds.workers.sample_counts import COUNTED, STATED, samples_per_worker, unknown_length
@@ -95,6 +96,17 @@ def items_per_epoch(datapipe: IterDataPipe[Any], ranks: Place, num_workers: int)
     if len(totals) > 1:
         raise unknown_length(f"it changes from epoch to epoch, between {min(totals):,} and {max(totals):,} items")
     return totals.pop()
+
+
+def items_before(datapipe: IterDataPipe[Any], ranks: Place, state: Checkpoint | None) -> int | None:
+    """Returns how many items of its epoch a loader had delivered on this rank at a state; None if that is not known."""
+    if state is None:
+        return 0
+    if state.order is not None and (order := find_order(datapipe)) is not None:
+        return order.count_items(ranks) - order.count_items(ranks, state.order.position)
+    if not is_one_part(datapipe):
+        return None  # the state counts the items that the main process takes, and makes others of
+    return sum(state.streams[0]) if state.streams else 0
 
 
 class _Counter:

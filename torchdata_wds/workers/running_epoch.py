@@ -12,6 +12,7 @@ from torch.utils.data._utils.pin_memory import pin_memory
 
 from torchdata_wds.checks import checked_int
 from torchdata_wds.workers.device import DeviceItems, PinnedItems
+from torchdata_wds.workers.lengths import items_before
 
 T = TypeVar("T")
 
@@ -112,6 +113,20 @@ class LoaderIterator(Iterator[T]):
             loader._is_paused = True
             loader._engine.pause()
         return item
+
+    def __length_hint__(self) -> int:
+        """Returns how many items are left in this epoch, in a resumed one too, if the loader knows its length."""
+        loader, epoch = self._loader, self._epoch
+        if epoch.is_over or epoch.is_left:
+            return 0
+        try:
+            total = len(loader)
+        except TypeError:
+            return NotImplemented  # type: ignore[no-any-return]
+        before = items_before(loader.pipe, loader._engine.ranks.find(loader.pipe), loader._engine.resumed)
+        if before is None:
+            return NotImplemented  # type: ignore[no-any-return]
+        return max(0, total - before - epoch.delivered)
 
     def limit(self, n: int | None) -> None:
         """Pauses after the next n items, and again n items after each `resume`; None removes the limit.

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchdata_wds.cli import terminal
-from torchdata_wds.cli.terminal import Progress, printable, shorten, sized
+from torchdata_wds.cli.terminal import Progress, printable, shorten
 
 
 def test_printable_escapes_when_a_character_would_act() -> None:
@@ -66,10 +66,3 @@ def test_progress_starts_no_thread_when_it_is_on_a_terminal(monkeypatch: pytest.
         progress.advance(note="5 samples")
         assert threading.active_count() == before
     assert "5 samples" in shown.getvalue()
-
-
-def test_sizes_have_a_unit_when_written() -> None:
-    """In powers of 1,000, never with four digits where the next unit fits."""
-    sizes = {0: "0 B", 999: "999 B", 1000: "1.0 KB", 48_249: "48.2 KB", 999_949: "999.9 KB", 999_950: "1.0 MB"}
-    sizes |= {12_345_678_901: "12.3 GB", 7 * 10**15: "7.0 PB", 10**19: "10,000.0 PB"}
-    assert {size: sized(size) for size in sizes} == sizes

@@ -19,7 +19,7 @@ from torchdata_wds.cli.command import Command, UsageError, flag, option, usage_c
 from torchdata_wds.cli.inputs import SampleReader, add_input_arguments, list_inputs
 from torchdata_wds.cli.outputs import write_line
 from torchdata_wds.cli.sample_order import ChosenNumbers
-from torchdata_wds.cli.terminal import counted, printable, say, sized
+from torchdata_wds.cli.terminal import counted, printable, say
 from torchdata_wds.errors import ShardFormatError, WdsError
 from torchdata_wds.format.index import ShardIndex
 from torchdata_wds.format.index.dataset import DatasetIndex
@@ -29,6 +29,7 @@ from torchdata_wds.format.samples.grouping import group_members
 from torchdata_wds.format.samples.names import is_metadata, key_splitter
 from torchdata_wds.format.tar.members import Mark, ShardMember, Unit
 from torchdata_wds.storage import mask_url
+from torchdata_wds.workers.stats.reports.amounts import size_text
 
 _BLOCK = 1024  # samples of a packed index that are looked up at once
 _WIDEST_KEY = 60  # a longer key shifts only its own line
@@ -146,7 +147,7 @@ def _columns(samples: Iterable[Sized]) -> Iterator[str]:
         key_width = max(key_width, min(len(key), _WIDEST_KEY))
         parts = [f"{key:<{key_width}}"]
         for field, size in sizes.items():
-            text = sized(size)
+            text = size_text(size)
             width = widths[field] = max(widths.get(field, 0), len(text))
             parts.append(f"{printable(field)} {text:>{width}}")
         yield "  ".join(parts)

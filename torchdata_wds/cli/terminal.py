@@ -15,7 +15,6 @@ from torchdata_wds.errors import cli_message
 
 PROGRAM = "wds"
 _GAP = "..."
-_UNITS = ("KB", "MB", "GB", "TB", "PB")
 _NO_TEXT = re.compile(r"[\x00-\x08\x0b\x0e-\x1f\x7f]")  # tabs, line ends and form feeds are text
 
 
@@ -56,17 +55,6 @@ def say(text: str, command: str = "") -> None:
 def counted(count: int, noun: str, plural: str = "") -> str:
     """Writes a number with its noun: ``1 sample``, ``2,000 samples``."""
     return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
-
-
-def sized(count: int) -> str:
-    """Writes a number of bytes with a unit, in powers of 1,000 as `byte_size` reads them: ``1 B``, ``48.2 KB``."""
-    if count < 1000:
-        return f"{count} B"
-    size, units = count / 1000, iter(_UNITS)
-    unit = next(units)
-    while size >= 999.95 and (larger := next(units, "")):  # 999.95 would be written 1,000.0
-        size, unit = size / 1000, larger
-    return f"{size:,.1f} {unit}"
 
 
 def tell_losses(left_out: Counter[str], lost: int) -> int:

@@ -11,7 +11,6 @@ import io
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, suppress
-from html import escape
 from itertools import islice
 from typing import NamedTuple
 
@@ -21,6 +20,7 @@ from torchdata_wds.cli import outputs
 from torchdata_wds.cli.command import Command, UsageError, add_count, add_force, option, positive_number, whole_number
 from torchdata_wds.cli.inputs import SampleReader, add_input_arguments
 from torchdata_wds.cli.show.contact_sheets import Label, Tile, draw_sheet, sheet_size
+from torchdata_wds.cli.show.pages import PAGE_END, page_start, page_text
 from torchdata_wds.cli.show.summaries import FieldSummary, Summarizer
 from torchdata_wds.cli.terminal import counted, printable, say
 from torchdata_wds.errors import SampleError, WdsError
@@ -34,20 +34,15 @@ _WIDTH, _SIZE = 80, 160
 _MOST_THREADS = 8
 _REASON = 400  # characters of a reason that a tile may have room for
 
-# The page itself forbids scripts and remote content, in case a mistake here lets one through.
-_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 _STYLE = """
-body { margin: 1.5em; font: 14px/1.4 system-ui, sans-serif; color: #141414; background: #fff }
-main { display: grid; grid-template-columns: repeat(auto-fill, minmax(24em, 1fr)); gap: 1em }
-section { border: 1px solid #ddd; border-radius: 4px; padding: .7em; overflow: hidden }
-h1 { font-size: 1.2em } h2 { font-size: 1em; margin: 0; overflow-wrap: anywhere }
-p { margin: 0 0 .5em; color: #6e6e6e; overflow-wrap: anywhere }
+main { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(24em, 100%), 1fr)); gap: 1em }
+section { border: 1px solid var(--line); border-radius: 4px; padding: .7em; overflow: hidden }
+h2 { font-size: 1em; margin: 0; overflow-wrap: anywhere }
+p { margin: 0 0 .5em; color: var(--faint); overflow-wrap: anywhere }
 figure { display: inline-block; margin: 0 .5em .5em 0; max-width: 100% }
-figcaption { color: #6e6e6e; font-size: .85em }
+figcaption { color: var(--faint); font-size: .85em }
 img { max-width: 100%; background: repeating-conic-gradient(#d8d8d8 0 25%, #fff 0 50%) 0 0 / 16px 16px }
-table { border-collapse: collapse; font-size: .9em } td, th { padding: .1em .8em .1em 0; vertical-align: top }
-th { text-align: left } td.size { text-align: right; white-space: nowrap }
-td.value { overflow-wrap: anywhere } .damaged { color: #960000 }
+td.size { text-align: right; white-space: nowrap } td.value { overflow-wrap: anywhere }
 """
 
 
@@ -177,34 +172,25 @@ def _sheet(showing: Showing, arguments: argparse.Namespace, form: str) -> Iterat
 
 def write_page(samples: Iterable[SampleSummary], title: str) -> Iterator[str]:
     """Yields a page piece by piece, to be written as UTF-8; memory holds one sample at a time."""
-    yield (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{escape(_POLICY)}">\n'
-        f"<title>{_text(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n<h1>{_text(title)}</h1>\n<main>\n"
-    )
+    yield page_start(title, _STYLE) + "<main>\n"
     yield from map(_section, samples)
-    yield "</main>\n</body>\n</html>\n"
+    yield "</main>\n" + PAGE_END
 
 
 def _section(sample: SampleSummary) -> str:
     figures, rows = "", ""
     for field in sample.fields:
-        name = _text(field.field)
+        name = page_text(field.field)
         if field.picture is not None:
             width, height = field.picture.size
-            alt = _text(f"{sample.key}.{field.field}")
+            alt = page_text(f"{sample.key}.{field.field}")
             image = f'<img src="{data_uri(field.picture)}" width="{width}" height="{height}" alt="{alt}">'
             figures += f"<figure>{image}<figcaption>{name}</figcaption></figure>\n"
         kind = "value damaged" if field.is_damaged else "value"
-        cells = f'<td class="size">{field.size:,} B</td><td class="{kind}">{_text(field.text)}</td>'
+        cells = f'<td class="size">{field.size:,} B</td><td class="{kind}">{page_text(field.text)}</td>'
         rows += f"<tr><th>{name}</th>{cells}</tr>\n"
-    head = f"<h2>{_text(sample.key)}</h2>\n<p>{_text(sample.shard)}</p>\n"
+    head = f"<h2>{page_text(sample.key)}</h2>\n<p>{page_text(sample.shard)}</p>\n"
     return f"<section>\n{head}{figures}<table>\n{rows}</table>\n</section>\n"
-
-
-def _text(text: str) -> str:
-    """Escapes text for any place in the page, including attributes."""
-    return escape(printable(text), quote=True)
 
 
 def data_uri(image: Image) -> str:

@@ -11,6 +11,7 @@ from torchdata_wds.cli.stats.odd_samples import Oddity, find_oddities
 from torchdata_wds.cli.stats.repeats import Places, Repeats, find_repeats, joined
 from torchdata_wds.cli.stats.tallies import FieldTally, ImageTally, LabelTally, Numbers
 
+_LEAST_SHARE = 0.02  # of the images, for the most frequent size to be worth a line
 _LEAST_REPEATS = 2  # samples per value, on average: a field with fewer has no labels
 
 
@@ -34,6 +35,13 @@ class ImageFigures(NamedTuple):
     heights: NumberFigures | None
     sizes: list[tuple[int, int, int]]  # width, height and images, the most frequent first
     different_sizes: int
+
+    @property
+    def frequent_sizes(self) -> list[tuple[str, int]]:
+        """Sizes as text, and their images; empty if hardly two images have the same size."""
+        if not self.sizes or self.sizes[0][2] < _LEAST_SHARE * self.images:
+            return []
+        return [(f"{width:,} x {height:,}", count) for width, height, count in self.sizes]
 
 
 class FieldFigures(NamedTuple):

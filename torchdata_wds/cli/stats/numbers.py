@@ -66,7 +66,7 @@ def _cycle_of_steps() -> list[int]:
 def _growing_edges(low: int, high: int) -> list[int]:
     """Returns edges such as 10, 20, 50, 100, with more between them where the numbers span only a few decades."""
     decades = len(str(high)) - len(str(max(low, 1))) + 1
-    factors = (1, 2, 5) if decades > 4 else (1, 1.5, 2, 3, 4, 5, 7)
+    factors = (1, 2, 5) if decades > 6 else (1, 1.5, 2, 3, 5, 7)
     edges = [int(factor * 10**power) for power in range(20) for factor in factors]
     edges = sorted(set(edges))
     first = max((edge for edge in edges if edge <= low), default=0)

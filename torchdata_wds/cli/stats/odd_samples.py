@@ -10,6 +10,8 @@ from torchdata_wds.cli.stats.repeats import Places, find_repeats, joined_keys
 from torchdata_wds.cli.stats.tallies import Examples, Place
 from torchdata_wds.cli.terminal import counted
 
+_MOST_RARE = 20  # fields; of more, only the number is told
+
 
 class Oddity(NamedTuple):
     """Something that is odd about samples or shards."""
@@ -48,6 +50,7 @@ def _named(shards: Iterable[str]) -> list[Place]:
 def _odd_fields(tally: DatasetTally) -> Iterator[Oddity]:
     """Yields the fields that some samples lack, those of more than half of the samples first."""
     sets = tally.field_sets.table()
+    rare = 0
     spelled: defaultdict[str, set[str]] = defaultdict(set)
     for name, field in sorted(tally.fields.items(), key=lambda item: -len(item[1].sizes)):
         spelled[name.casefold()].add(name)
@@ -56,6 +59,9 @@ def _odd_fields(tally: DatasetTally) -> Iterator[Oddity]:
         if not lacks:
             continue
         is_usual = has > lacks
+        rare += not is_usual
+        if rare > _MOST_RARE and not is_usual:
+            continue
         examples = Examples()
         for fields, _, shard, key in sets:
             if (name in fields) != is_usual:
@@ -65,6 +71,9 @@ def _odd_fields(tally: DatasetTally) -> Iterator[Oddity]:
             yield Oddity("missing-field", text, lacks, examples)
         else:
             yield Oddity("rare-field", f"only {counted(has, 'sample has', 'samples have')} {name}", has, examples)
+    if rare > _MOST_RARE:
+        more = counted(rare - _MOST_RARE, "more field")
+        yield Oddity("rare-fields", f"fewer than half of the samples have {more}", rare - _MOST_RARE)
     for names in spelled.values():
         if len(names) > 1:
             yield Oddity("field-case", f"fields differ only by case: {', '.join(sorted(names))}", len(names))

@@ -6,7 +6,8 @@ from torchdata_wds.cli.stats.figures import DatasetFigures, FieldFigures, ImageF
 from torchdata_wds.cli.stats.numbers import NumberFigures
 from torchdata_wds.cli.stats.repeats import Repeats
 from torchdata_wds.cli.stats.tallies import Place
-from torchdata_wds.cli.terminal import counted, printable, shorten, sized
+from torchdata_wds.cli.terminal import counted, printable, shorten
+from torchdata_wds.workers.stats.reports.amounts import size_text, table_lines
 
 _MOST_LINES = 50  # fields and oddities; --json has all
 _BAR, _WIDEST = 30, 40
@@ -16,7 +17,7 @@ def report(figures: DatasetFigures) -> Iterator[str]:
     """Yields the lines of the report."""
     yield headline(figures)
     if figures.shard_samples is not None and len(figures.shards) > 1:
-        yield f"samples per shard: {_range(figures.shard_samples, '{:,}'.format)}"
+        yield f"samples per shard: {range_text(figures.shard_samples, '{:,}'.format)}"
     yield ""
     yield from _table(figures)
     for field in figures.fields[:_MOST_LINES]:
@@ -31,7 +32,7 @@ def report(figures: DatasetFigures) -> Iterator[str]:
 def headline(figures: DatasetFigures) -> str:
     """Returns the counts of the whole data set."""
     samples, shards = counted(figures.samples, "sample"), counted(len(figures.shards), "shard")
-    return f"{samples} in {shards}, {sized(figures.bytes)} in their fields"
+    return f"{samples} in {shards}, {size_text(figures.bytes)} in their fields"
 
 
 def share(part: int, whole: int) -> str:
@@ -53,39 +54,32 @@ def duplicate_lines(figures: DatasetFigures) -> Iterator[tuple[str, Repeats]]:
         yield f"{what} the largest field with others, but not all fields: {counted(largest.groups, 'group')}", largest
 
 
-def places_text(places: Iterable[Place]) -> str:
-    """Writes samples as key and shard."""
-    return ", ".join(printable(f"{place.key} ({place.shard})" if place.key else place.shard) for place in places)
-
-
-def _range(numbers: NumberFigures, form: Callable[[int], str]) -> str:
+def range_text(numbers: NumberFigures, form: Callable[[int], str]) -> str:
+    """Writes the smallest, largest and middle of numbers."""
     if numbers.minimum == numbers.maximum:
         return form(numbers.minimum)
     ends = f"{form(numbers.minimum)} to {form(numbers.maximum)}"
     return f"{ends}, median {form(numbers.median)}, 95% at most {form(numbers.p95)}"
 
 
+def places_text(places: Iterable[Place]) -> str:
+    """Writes samples as key and shard."""
+    return ", ".join(printable(f"{place.key} ({place.shard})" if place.key else place.shard) for place in places)
+
+
 def _table(figures: DatasetFigures) -> Iterator[str]:
-    rows = [("field", "samples", "share", "min", "median", "p95", "max", "total")]
+    header = ("field", "samples", "share", "min", "median", "95%", "max", "total")
+    rows = []
     for field in figures.fields[:_MOST_LINES]:
         sizes = field.sizes
         numbers = (sizes.minimum, sizes.median, sizes.p95, sizes.maximum, sizes.total)
-        name = shorten(printable(field.field), _WIDEST, middle=True)
         part = share(field.samples, figures.samples)
-        rows.append((name, f"{field.samples:,}", part, *map(sized, numbers)))  # type: ignore[arg-type]
-    yield from _columns(rows)
+        rows.append((printable(field.field), f"{field.samples:,}", part, *map(size_text, numbers)))
+    yield from table_lines(header, rows)
     if (more := len(figures.fields) - _MOST_LINES) > 0:
         yield f"and {counted(more, 'more field')} (--json has them)"
     if figures.other_fields:
         yield f"and {counted(figures.other_fields, 'member')} of other fields, which were not counted singly"
-
-
-def _columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Yields lines of columns, the first one aligned left and the others right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for first, *others in rows:
-        cells = [f"{cell:>{width}}" for cell, width in zip(others, widths[1:], strict=True)]
-        yield "  ".join([f"{first:<{widths[0]}}", *cells])
 
 
 def _image_lines(field: FieldFigures, images: ImageFigures) -> Iterator[str]:
@@ -93,11 +87,11 @@ def _image_lines(field: FieldFigures, images: ImageFigures) -> Iterator[str]:
     yield f"images in {printable(field.field)}: {kinds or 'none that can be read'}"
     for name, numbers in (("width", images.widths), ("height", images.heights)):
         if numbers is not None:
-            yield f"  {name}: {_range(numbers, '{:,}'.format)}"
+            yield f"  {name}: {range_text(numbers, '{:,}'.format)}"
     if images.different_sizes > 1:
-        yield f"  {images.different_sizes:,} different sizes, most often:"
-        rows = [(f"  {width:,} x {height:,}", count) for width, height, count in images.sizes]
-        yield from _bars(rows, field.samples)
+        frequent = images.frequent_sizes
+        yield f"  {images.different_sizes:,} different sizes{', most often:' if frequent else ''}"
+        yield from _bars([(f"  {size}", count) for size, count in frequent], images.images)
 
 
 def _label_lines(field: FieldFigures, labels: LabelFigures) -> Iterator[str]:
@@ -112,9 +106,11 @@ def _label_lines(field: FieldFigures, labels: LabelFigures) -> Iterator[str]:
 
 def _bars(rows: Sequence[tuple[str, int]], whole: int) -> Iterator[str]:
     most = max((count for _, count in rows), default=1)
-    cells = [(name, f"{count:,}", share(count, whole)) for name, count in rows]
-    for line, (_, count) in zip(_columns(cells), rows, strict=True):
-        yield f"{line}  {'#' * max(1, round(_BAR * count / most))}"
+    cells = [
+        (name, f"{count:,}", share(count, whole), "#" * max(1, round(_BAR * count / most))) for name, count in rows
+    ]
+    if cells:
+        yield from table_lines(cells[0], cells[1:], has_texts=True)
 
 
 def _repeat_lines(figures: DatasetFigures) -> Iterator[str]:

@@ -20,6 +20,7 @@ from torchdata_wds.workers.processes.messages import Message
 from torchdata_wds.workers.processes.worker import Failure, Order
 from torchdata_wds.workers.resume.checkpoints import Streams
 from torchdata_wds.workers.resume.ordered import Gap
+from torchdata_wds.workers.stats.stalls import StallWatch, States
 
 END: Final = object()  # marks the end of a worker's stream
 
@@ -44,7 +45,7 @@ class StreamLink:
         self.first_order: Order | None = None
 
     @abstractmethod
-    def _next_message(self, timeout: float | None) -> Message | None:
+    def _next_message(self, timeout: float) -> Message | None:
         """Returns the worker's next message, or None after `timeout` seconds."""
 
     def _note_order(self, turn: int, facts: Facts, *, keeps_facts: bool) -> None:
@@ -54,10 +55,10 @@ class StreamLink:
         self.facts = facts
         self._keeps_facts = keeps_facts
 
-    def wait_for_facts(self, timeout: float | None) -> None:
+    def wait_for_facts(self, watch: StallWatch) -> None:
         """Waits until the graph has reported where the epoch began, or has ended without beginning one."""
         while not self.facts.passes and not self._has_ended:
-            if self._receive(timeout).turn != self._turn:
+            if self._receive(watch).turn != self._turn:
                 self.facts.passes.clear()  # those of the previous epoch
 
     @property
@@ -67,26 +68,24 @@ class StreamLink:
 
     @property
     def _has_ended(self) -> bool:
+        """Whether all messages of the current order have come."""
         message = self._message
         return message is not None and message.turn == self._turn and message.is_last
 
-    def take(self, turn: int, timeout: float | None) -> Any:
+    def take(self, turn: int, watch: StallWatch) -> Any:
         """Returns the next item of an order, or `END`; raises a RuntimeError if the worker died or is too slow."""
         while self._message is None or self._message.turn != turn or self._message.is_empty:
             if self._message is not None and self._message.turn == turn and self._message.is_last:
                 return END
-            self._receive(timeout)
+            self._receive(watch)
         return self._message.take()
 
-    def _receive(self, timeout: float | None) -> Message:
+    def _receive(self, watch: StallWatch) -> Message:
         """Replaces the current message by the next one, and notes what the graph reported in it."""
         self._drop_message()
-        message = self._next_message(timeout)
-        if message is None:
-            raise RuntimeError(
-                f"worker {self._number} of {self._workers} did not send its next item within timeout={timeout} s: its "
-                "source is slow or stuck. A larger timeout waits longer, timeout=0 forever"
-            )
+        return self._note(watch.wait(self._number, self._next_message))
+
+    def _note(self, message: Message) -> Message:
         if message.facts and (self._keeps_facts or message.turn == self._turn):
             self.facts.add(message.facts)
         self.has_reported = self.has_reported or bool(message.facts)
@@ -112,19 +111,21 @@ class PoolOptions(NamedTuple):
 class StreamPool(WdsPipe[Any]):
     """Replaces, in the main process, the stages that its workers run; yields their items, epoch after epoch.
 
-    A pool orders the streams of its workers (`_order_streams`), and has a link to each of them.
+    A pool orders the streams of its workers (`_order_streams`), and has a link to each of them. `states` returns what
+    its workers are at.
     """
 
     _links: Sequence[StreamLink]
 
-    def __init__(self, options: PoolOptions, board: Board) -> None:
+    def __init__(self, options: PoolOptions, board: Board, states: States) -> None:
         self.place = options.place  # of the rank
         self.streams = Streams(options.num_workers)  # the positions of the workers' streams
         self.was_interrupted = False  # whether Ctrl-C ended this epoch during a wait for an item
         self.has_cycled = False  # whether streams that run across epochs were asked for several passes in one of them
         self._num_workers = options.num_workers
         self._prefetch_factor = options.prefetch_factor
-        self._timeout = options.timeout or None
+        times = {"timeout": options.timeout, "stall_after": options.stall_after}
+        self._watch = StallWatch(options.place, options.num_workers, states=states, **times)
         self._board = board
         self._owner = os.getpid()
         # Stages of the main process may read from a thread (prefetch, fullsync) that outlives an interrupted epoch.
@@ -196,7 +197,7 @@ class StreamPool(WdsPipe[Any]):
                 self._wait_for_facts(number)
 
     def _wait_for_facts(self, number: int) -> None:
-        self._links[number].wait_for_facts(self._timeout)
+        self._links[number].wait_for_facts(self._watch)
 
     def _check_owner(self) -> None:
         """Raises in a forked process, which would take items away from the pool's owner."""

@@ -28,10 +28,10 @@ def late_worker(file: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Lets worker 1 start only once the block has ended."""
     run = link.run_worker
 
-    def run_late(graph: Any, worker: int, *arguments: Any) -> None:
+    def run_late(stacks: Any, graph: Any, worker: int, *arguments: Any) -> None:
         while worker and not file.exists():
             time.sleep(0.001)
-        run(graph, worker, *arguments)
+        run(stacks, graph, worker, *arguments)
 
     with monkeypatch.context() as patch:
         patch.setattr(link, "run_worker", run_late)

@@ -8,6 +8,7 @@ import multiprocessing.forkserver
 import signal
 import socket
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
@@ -19,9 +20,12 @@ from torchdata_wds.workers.interrupts import collection_held, interrupts_held
 from torchdata_wds.workers.processes.messages import Message, Receiver, open_channel
 from torchdata_wds.workers.processes.shared_memory import Limits
 from torchdata_wds.workers.processes.worker import CHECK_INTERVAL, GRACE, NoticeBoard, Order, WorkerGraph, run_worker
+from torchdata_wds.workers.stats.stack_file import StackFile, collect, state_of
+from torchdata_wds.workers.stats.stalls import WorkerState
 from torchdata_wds.workers.stream_pool import StreamLink
 
 _PATIENCE = GRACE + CHECK_INTERVAL + 1  # how many seconds a worker may take to end; its guard normally ends it sooner
+_ANSWER = 1.0  # how many seconds workers may take to write their stacks
 _SETTLING = 1  # how many seconds after its end its exit code may take to be known
 _UNKNOWN_CODE: Final = 256  # one that no process can have
 
@@ -38,7 +42,8 @@ class WorkerLink(StreamLink):
         self._credits = context.Semaphore(ahead)
         limits = Limits.of(workers, ahead)
         self._connection, theirs = context.Pipe()
-        arguments = (graph, number, workers, theirs, self._credits, limits, board, self._answered)
+        self._stacks = StackFile()
+        arguments = (self._stacks, graph, number, workers, theirs, self._credits, limits, board, self._answered)
         self._process: BaseProcess = context.Process(
             target=run_worker, args=arguments, name=f"wds-worker-{number}", daemon=True
         )
@@ -51,6 +56,7 @@ class WorkerLink(StreamLink):
                 self._process.start()
         except BaseException as error:
             self._connection.close()
+            self._stacks.close()
             if isinstance(error, (BrokenPipeError, ConnectionResetError)):  # it, or its server, ended before it began
                 raise self._explained(error) from error
             raise
@@ -66,7 +72,9 @@ class WorkerLink(StreamLink):
         try:
             # Messages of an earlier order come first: the worker may be blocked until they are received.
             while self._connection.poll():
-                self._receive(0)
+                self._drop_message()
+                if (message := self._next_message(0)) is not None:
+                    self._note(message)
             self._drop_message()
             if not is_known:
                 facts.passes.clear()  # those of the epoch that was left
@@ -95,16 +103,35 @@ class WorkerLink(StreamLink):
         """Whether the worker has taken up an earlier order, but not the last one."""
         return bool(0 < self._answered.value < self._turn)
 
-    def _next_message(self, timeout: float | None) -> Message | None:
+    def _next_message(self, timeout: float) -> Message | None:
         try:
             return self._receiver.receive(timeout)
         except (OSError, EOFError) as error:
             raise self._explained(error) from error
 
-    def _receive(self, timeout: float | None) -> Message:
-        message = super()._receive(timeout)
+    def _note(self, message: Message) -> Message:
+        super()._note(message)
         self._receiver.is_settled = True
         return message
+
+    def ask_stack(self) -> WorkerState | None:
+        """Asks the worker for its stacks; returns what is known about it if that is of no use."""
+        process = self._process
+        if wait([process.sentinel], 0) or not process.is_alive():
+            return WorkerState(process.pid, "has ended")
+        note = self._stacks.obstacle
+        if self._has_ended:
+            note = "has made all its items of this epoch"
+        elif self._connection.poll():
+            note = "has items ready"
+        elif not note:
+            self._stacks.ask(process.pid or 0)
+        return WorkerState(process.pid, note) if note else None
+
+    def told_stack(self, dump: str) -> WorkerState:
+        """Returns the state of the worker, which has written `dump`."""
+        process = self._process.pid or 0
+        return WorkerState(process, dump=dump) if dump else WorkerState(process, state_of(process))
 
     def hang_up(self) -> None:
         """Shuts down the connection: the worker ends at its next use, and a thread waiting here wakes up."""
@@ -151,6 +178,7 @@ class WorkerLink(StreamLink):
         """Releases the connection and the resources of the ended process."""
         self._message = None
         self._connection.close()
+        self._stacks.close()
         self._process.close()
 
     def _explained(self, error: Exception) -> RuntimeError:
@@ -182,3 +210,11 @@ class WorkerLink(StreamLink):
             f"worker {self._number} of {self._workers} (pid {process.pid}) {how}; the epoch cannot be completed. "
             "num_workers=0 runs the same stages in the main process, where a crash shows its traceback"
         )
+
+
+def states_of(links: Sequence[WorkerLink]) -> list[WorkerState]:
+    """Returns what each of some workers is at."""
+    known = [link.ask_stack() for link in links]
+    asked = [link for link, state in zip(links, known, strict=True) if state is None]
+    dumps = iter(collect([link._stacks for link in asked], _ANSWER))
+    return [state or link.told_stack(next(dumps)) for link, state in zip(links, known, strict=True)]

@@ -289,9 +289,9 @@ class Receiver:
         # in between, such as Ctrl-C: the rest of the connection's data cannot be decoded then.
         self.is_settled = True
 
-    def receive(self, timeout: float | None) -> Message | None:
+    def receive(self, timeout: float) -> Message | None:
         """Returns the next message, or None after `timeout` seconds; the caller then sets `is_settled`."""
-        ready = dict(self._either.poll(None if timeout is None else math.ceil(timeout * 1000)))
+        ready = dict(self._either.poll(math.ceil(timeout * 1000)))
         if not ready:
             return None
         if not ready.get(self._connection.fileno(), 0) & select.POLLIN and not self._connection.poll():

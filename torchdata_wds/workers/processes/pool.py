@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from functools import partial
 from multiprocessing.util import Finalize
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch.multiprocessing
 from torchdata_wds.pipes.pickling import check_main_functions
 from torchdata_wds.pipes.resume_facts import Facts, PassBegun
 from torchdata_wds.workers.interrupts import interrupts_held
-from torchdata_wds.workers.processes.link import WorkerLink
+from torchdata_wds.workers.processes.link import WorkerLink, states_of
 from torchdata_wds.workers.processes.worker import GRACE, NoticeBoard, WorkerGraph
 from torchdata_wds.workers.resume.checkpoints import Streams
 from torchdata_wds.workers.resume.stream import Point
@@ -25,10 +26,10 @@ class WorkerPool(StreamPool):
     def __init__(self, graph: WorkerGraph, options: PoolOptions, context: str | None = None) -> None:
         self._context = torch.multiprocessing.get_context(context)
         board = self._context.RawValue(NoticeBoard)
-        super().__init__(options, board)
+        self._links: list[WorkerLink] = []
+        super().__init__(options, board, partial(states_of, self._links))
         self._graph = graph
         self._board: NoticeBoard = board
-        self._links: list[WorkerLink] = []
         # Runs when the pool is garbage collected too, and at exit before Python terminates the processes.
         self._end = Finalize(self, _end, (self._board, self._links, self._lock), exitpriority=1)
 
@@ -84,7 +85,7 @@ class WorkerPool(StreamPool):
     def _take(self, number: int, turn: int) -> Any:
         link = self._links[number]
         try:
-            return link.take(turn, self._timeout)
+            return link.take(turn, self._watch)
         except RuntimeError:
             if turn != self._board.turn:  # closed, or another epoch began, in the meantime
                 return END

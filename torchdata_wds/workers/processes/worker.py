@@ -37,6 +37,7 @@ from torchdata_wds.workers.interrupts import ignore_interrupts, leave_garbage
 from torchdata_wds.workers.processes.messages import Sender
 from torchdata_wds.workers.processes.shared_memory import Limits, SegmentPool
 from torchdata_wds.workers.resume.stream import Point, Stream, WorkerFunctions
+from torchdata_wds.workers.stats.stack_file import StackFile
 
 
 class NoticeBoard(ctypes.Structure):
@@ -170,6 +171,7 @@ class WorkerGraph:
 
 
 def run_worker(
+    stacks: StackFile,
     graph: WorkerGraph,
     worker: int,
     workers: int,
@@ -179,7 +181,11 @@ def run_worker(
     board: NoticeBoard,
     answered: Any,
 ) -> None:
-    """Answers the orders of the main process until it hangs up; sets `answered` to the number of the last order."""
+    """Answers the orders of the main process until it hangs up; sets `answered` to the number of the last order.
+
+    Its threads' stacks are written to `stacks` on request.
+    """
+    stacks.register()
     leave_garbage()
     ignore_interrupts()
     # The program's own handler, inherited by a fork, would prevent the worker from being terminated.

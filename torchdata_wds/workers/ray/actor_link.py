@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from math import inf
 from typing import Any
@@ -13,6 +13,7 @@ from torchdata_wds.workers.processes.messages import Envelope, Message
 from torchdata_wds.workers.processes.shared_memory import Limits
 from torchdata_wds.workers.ray.losses import ActorPlace, LostActorError, lost
 from torchdata_wds.workers.ray.node_memory import MappedMemory, Meeting
+from torchdata_wds.workers.stats.stalls import StallWatch, WorkerState
 from torchdata_wds.workers.stream_pool import StreamLink
 
 logger = logging.getLogger(__name__)
@@ -83,18 +84,22 @@ class ActorLink(StreamLink):
         self.kill()
         self._start()
 
-    def _receive(self, timeout: float | None) -> Message:
-        message = super()._receive(timeout)
+    def _receive(self, watch: StallWatch) -> Message:
+        if self.place is None and self.stream is not None:
+            self._await_start(watch)
+        return super()._receive(watch)
+
+    def _note(self, message: Message) -> Message:
+        super()._note(message)
         self._last = self._newest  # now that what it reports is noted
         return message
 
-    def _next_message(self, timeout: float | None) -> Message | None:
+    def _next_message(self, timeout: float) -> Message | None:
         ray, stream = self._ray, self.stream
         if stream is None:  # another thread has ended this link
             raise LostActorError("it was ended", self.place)
         try:
-            place = self._wait_for_start(inf if timeout is None else timeout + _MOST_START)
-            if place is None or not self._is_ready(stream, timeout):
+            if not ray.wait([stream], timeout=timeout, fetch_local=False)[0]:
                 return None
             self._newest, segments, values = ray.get(next(stream))
         except StopIteration:
@@ -105,21 +110,28 @@ class ActorLink(StreamLink):
         # Copied from Ray's store: an item may be written to, and outlive the connection to the cluster.
         pieces = [piece if isinstance(piece, (bytes, tuple)) else bytearray(piece) for piece in envelope.pieces]
         self.is_large = sum(len(piece) for piece in pieces if not isinstance(piece, tuple)) >= _INLINED
-        message = Message(envelope._replace(pieces=pieces), self._lease(place, segments))
+        message = Message(envelope._replace(pieces=pieces), self._lease(segments))
         if envelope.ends:
             self.replaced = self._unplaced = 0
         return message
 
-    def _lease(self, place: ActorPlace, segments: list[tuple[int, int, int]]) -> dict[int, memoryview]:
+    def _lease(self, segments: list[tuple[int, int, int]]) -> dict[int, memoryview]:
+        place = self.place
+        assert place is not None
         try:
             return self._memory.lease(place.process, segments)
         except OSError as error:  # too many files are open, or it has just ended
             self._meeting = None  # the actor that takes its place uses Ray's store
             raise LostActorError(f"its memory cannot be mapped: {error}", place) from error
 
-    def _is_ready(self, stream: Any, timeout: float | None) -> bool:
-        """Waits for a message; returns whether the time was enough."""
-        return timeout is None or bool(self._ray.wait([stream], timeout=timeout, fetch_local=False)[0])
+    def _await_start(self, watch: StallWatch) -> None:
+        """Waits until the actor has started; an actor may take longer for that than for an item."""
+        try:
+            place = self._wait_for_start(watch.timeout + _MOST_START if watch.timeout else inf)
+        except self._ray.exceptions.RayError as error:
+            raise self.lost(error) from error
+        if place is None:
+            raise RuntimeError(watch.late(self._number))
 
     def _wait_for_start(self, timeout: float) -> ActorPlace | None:
         """Returns where the actor runs, once it has started; None after `timeout` seconds."""
@@ -135,6 +147,14 @@ class ActorLink(StreamLink):
                 *(self._number, self._workers, waited, self._needs),
             )
         return self.place
+
+    def state(self) -> WorkerState:
+        """Returns what is known about the actor."""
+        place = self.place
+        if place is None:
+            return WorkerState(None, "has not started")
+        note = "has made all its items of this epoch" if self._has_ended else "`ray stack` on that node shows its stack"
+        return WorkerState(place.process, note, place=f" on node {place.address}")
 
     def ask(self) -> Any:
         """Asks the actor where it runs; the answer is there at once if that is not reachable."""
@@ -168,3 +188,8 @@ class ActorLink(StreamLink):
         self.stream = None
         with suppress(self._ray.exceptions.RayError):
             self._ray.kill(self._actor)
+
+
+def states_of(links: Sequence[ActorLink]) -> list[WorkerState]:
+    """Returns what each of some actors is at."""
+    return [link.state() for link in links]

@@ -17,7 +17,7 @@ from torchdata_wds.handlers import said
 from torchdata_wds.workers.interrupts import interrupts_held
 from torchdata_wds.workers.processes.messages import LARGE
 from torchdata_wds.workers.processes.worker import GRACE, Imports, WorkerGraph
-from torchdata_wds.workers.ray.actor_link import ActorLink
+from torchdata_wds.workers.ray.actor_link import ActorLink, states_of
 from torchdata_wds.workers.ray.cluster import Cluster, checked_address, import_ray
 from torchdata_wds.workers.ray.losses import LostActorError, shortened
 from torchdata_wds.workers.ray.node_memory import MeetingPoint
@@ -136,7 +136,8 @@ class ActorPool(StreamPool):
     def __init__(self, graph: WorkerGraph, options: PoolOptions, settings: RayPool) -> None:
         from torchdata_wds.workers.ray import actor, shared_indexes  # they import Ray
 
-        super().__init__(options, _Board())
+        self._links: list[ActorLink] = []
+        super().__init__(options, _Board(), partial(states_of, self._links))
         self._ray = import_ray()
         self._part = graph.datapipe
         self._settings = settings
@@ -146,7 +147,6 @@ class ActorPool(StreamPool):
         self._graph: Any = None  # as it is sent
         self._options: dict[str, Any] = {}  # of the actors
         self._cluster: Cluster | None = None
-        self._links: list[ActorLink] = []
         self._held: dict[str, Any] = {}
         self._end = Finalize(self, _end, (self._board, self._links, self._held, self._lock), exitpriority=1)
 
@@ -214,7 +214,7 @@ class ActorPool(StreamPool):
                 self._ray.wait(streams, num_returns=len(streams), timeout=0, fetch_local=True)
         while True:
             try:
-                return link.take(turn, self._timeout)
+                return link.take(turn, self._watch)
             except LostActorError as loss:
                 if turn != self._board.turn:  # closed, or another epoch began, in the meantime
                     return END

@@ -104,8 +104,8 @@ def collect(files: Sequence[StackFile], patience: float) -> list[str]:
 
 
 def _is_complete(text: str) -> bool:
-    # The main thread comes last. Its outermost call is a module's code, or is cut off.
-    return text.rstrip().endswith(("in <module>", "  ..."))
+    # The main thread comes last. Its outermost call is a module's code, or ``python -m``, or is cut off.
+    return text.rstrip().endswith(("in <module>", "in _run_module_as_main", "  ..."))
 
 
 def state_of(process: int) -> str:

@@ -13,6 +13,7 @@ import torch.utils.data
 _LINE = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)')
 _HEADER = re.compile(r"(Current thread|Thread) 0x")
 _PACKAGE = str(Path(__file__).parents[2]) + "/"
+_STORAGE = _PACKAGE + "storage/"
 _WORKERS = _PACKAGE + "workers/"
 _TORCH_DATA = str(Path(torch.utils.data.__file__).parent) + "/"
 _LIBRARIES = (*{sysconfig.get_path(name) + "/" for name in ("stdlib", "platstdlib", "purelib", "platlib")}, "<frozen")
@@ -84,10 +85,16 @@ def _is_idle(frame: Frame) -> bool:
     return frame.is_own and (Path(frame.file).name, frame.function) in _IDLE
 
 
-def place_in(stack: Stack) -> str:
-    """Returns the innermost function of the program that a stack is in, or "" if it is in none."""
-    frame = next((frame for frame in stack if frame.is_user), None)
-    return "" if frame is None else f'{frame.function}, line {frame.line} of "{frame.file}"'
+def place_in(stacks: list[Stack]) -> str:
+    """Returns what stacks are in: the program's innermost function, or a source, or a function of a library."""
+    frames = [frame for stack in stacks for frame in stack]
+    if not frames:
+        return "is not making an item"
+    if (frame := next((frame for frame in frames if frame.is_user), None)) is None:
+        if any(frame.file.startswith(_STORAGE) for frame in frames):
+            return "waits for its source"
+        frame = frames[0]
+    return f'in {frame.function}, line {frame.line} of "{frame.file}"'
 
 
 def shortened(stack: Stack) -> list[str]:

@@ -65,19 +65,19 @@ class StallWatch:
         return self._wait_longer(number, receive) if message is None else message
 
     def _wait_longer(self, number: int, receive: Callable[[float], T | None]) -> T:
-        now = time.monotonic()
-        begun = stalled = now - self._slice
+        begun = time.monotonic() - self._slice
+        waited, busy = self._slice, 0.0  # the seconds until now, and until the training loop began to wait too
         while True:
-            if self.timeout and now - begun >= self.timeout:
+            if self.timeout and waited >= self.timeout:
                 raise RuntimeError(self.late(number))
             if not _loop_waits():
-                stalled = now
-            if now - stalled >= self._stall_after and now >= self._earliest:
-                self._warn(number, now - stalled)
-            rest = self.timeout - (now - begun) if self.timeout else inf
+                busy = waited
+            if waited - busy >= self._stall_after and begun + waited >= self._earliest:
+                self._warn(number, waited - busy)
+            rest = self.timeout - waited if self.timeout else inf
             if (message := receive(min(self._slice, rest))) is not None:
                 return message
-            now = time.monotonic()
+            waited = time.monotonic() - begun
 
     def _warn(self, number: int, seconds: float) -> None:
         report = describe(self._states(), number)
@@ -137,9 +137,7 @@ def _described(number: int, state: WorkerState) -> tuple[str, list[str]]:
     if state.dump:
         logger.debug("all stacks of %s:\n%s", name, state.dump)
     stacks = working(stacks_in(state.dump))
-    found = (place for stack in stacks if (place := place_in(stack)))
-    known = [_progress(state.at), f"in {place}" if (place := next(found, "")) else "", state.note]
-    text = "; ".join(filter(None, known)) or "is not making an item"
+    text = "; ".join(filter(None, [_progress(state.at), state.note or place_in(stacks)]))
     lines = [line for n, stack in enumerate(stacks) for line in (["  another thread:"] * bool(n)) + shortened(stack)]
     return f"{name}: {text}", [f"  {line}" for line in lines]
 

@@ -104,6 +104,7 @@ def test_thread_ends_when_the_loader_is_gone() -> None:
     sinks.end()
 
 
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
 def test_forked_process_sends_nothing() -> None:
     """It has no thread, and does not wait for one."""
     sinks, source = StatsSinks(), Clock()

@@ -105,7 +105,7 @@ class StatsSinks:
     """The functions that get the figures of one loader."""
 
     def __init__(self) -> None:
-        self._sinks: dict[Callable[[LoaderStats], object], _Sink] = {}
+        self._sinks: list[_Sink] = []
         self._sender: _Sender | None = None
         self._source: Callable[[], Source | None] = lambda: None  # of the running epoch
 
@@ -118,7 +118,7 @@ class StatsSinks:
         if not callable(function):
             raise TypeError(f"send_stats takes a function of a LoaderStats, not {function!r}")
         every = checked_timeout(every, "every", zero="only at the end of each epoch")
-        self._sinks[function] = _Sink(function, every)
+        self._sinks = [*(sink for sink in self._sinks if sink.function != function), _Sink(function, every)]
         if (source := self._source()) is not None:
             self._restart(source)
 
@@ -138,10 +138,10 @@ class StatsSinks:
         if source is not None:
             with contextlib.suppress(Exception):  # of workers that were lost
                 now = source.moment()
-                last = [(sink, source.between(sink.since, now)) for sink in self._sinks.values()]
+                last = [(sink, source.between(sink.since, now)) for sink in self._sinks]
         sender.end(last)
 
     def _restart(self, source: Source) -> None:
         if self._sender is not None:
             self._sender.end()
-        self._sender = _Sender(source, [*self._sinks.values()], source.moment())
+        self._sender = _Sender(source, self._sinks, source.moment())

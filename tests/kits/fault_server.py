@@ -23,12 +23,14 @@ class Fault(NamedTuple):
         kind: "drop" (the connection ends), "reset", "stall", "status", "overstate" or "understate" (the length),
             "whole" (Range is ignored), "change" (the object is another from now on), "redirect", "silent" (no answer),
             "garbage" (no HTTP), "elsewhere" (another part than asked for), "less" (a shorter part than asked for),
-            "more" (bytes behind the part that was asked for).
+            "more" (bytes behind the part that was asked for), "late" (the answer comes late), "slow" (the body comes in
+            pieces, each late).
         until: "drop", "reset", "stall": the byte of the object where it happens.
         after: The same, counted from the beginning of the answer, where `until` is not given.
         status: The status.
         wait: Its Retry-After.
-        size: "overstate", "understate", "more": by how many bytes.
+        size: "overstate", "understate", "more": by how many bytes; "slow": of a piece.
+        seconds: "late", "slow": how late.
         to: "redirect": the address of another server.
     """
 
@@ -39,6 +41,7 @@ class Fault(NamedTuple):
     wait: str | None = None
     size: int = 1000
     to: str = ""
+    seconds: float = 0.0
 
 
 Plan = Iterator[Fault | None]
@@ -152,6 +155,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def serve(self, path: str, data: bytes, fault: Fault | None) -> None:
         kind = fault.kind if fault else ""
+        if fault and kind == "late":
+            self.site.closing.wait(fault.seconds)
         validators = self.site.validators_of(path, data)
         first, end = self.part(data, validators, whole=kind == "whole")
         if first is None:
@@ -195,8 +200,11 @@ class _Handler(BaseHTTPRequestHandler):
         cut = len(body)
         if fault is not None and fault.kind in ("drop", "reset", "stall"):
             cut = min(cut, max(0, fault.after if fault.until is None else fault.until - first))
-        step = 10_000 if chunked else 1 << 20
+        slow = fault if fault is not None and fault.kind == "slow" else None
+        step = slow.size if slow is not None else 10_000 if chunked else 1 << 20
         for start in range(0, cut, step):
+            if slow is not None:
+                self.site.closing.wait(slow.seconds)
             piece = body[start : min(start + step, cut)]
             self.wfile.write(b"%x\r\n%b\r\n" % (len(piece), piece) if chunked else piece)
         if fault is not None and fault.kind in ("drop", "reset", "stall"):

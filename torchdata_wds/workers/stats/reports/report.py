@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Sequence
 from dataclasses import fields
@@ -30,8 +31,10 @@ def report_lines(total: Figures, recent: Figures) -> list[str]:
 
 
 def wrapped(text: str) -> list[str]:
-    """Breaks a sentence into lines."""
-    return textwrap.wrap(text, WIDTH, break_long_words=False, break_on_hyphens=False)
+    """Breaks a sentence into lines, but not between a number and its unit."""
+    kept = re.sub(r"(\d) (%|[KMGTP]?B\b|[mu]?s\b|min\b|h\b)", "\\1\xa0\\2", text)
+    lines = textwrap.wrap(kept, WIDTH, break_long_words=False, break_on_hyphens=False)
+    return [line.replace("\xa0", " ") for line in lines]
 
 
 def _loop_lines(stretches: Sequence[Figures]) -> list[str]:
@@ -102,7 +105,7 @@ def _at(at: At | None) -> str:
 
 def _stage_lines(figures: Figures) -> list[str]:
     whole = sum(stage.seconds for stage in figures.stages)
-    rows = [_stage_row(stage, whole) for stage in figures.stages]
+    rows = [_stage_row(stage, whole) for stage in figures.stages if not stage.stage.startswith("_")]  # loaders' own
     return table_lines(["stage", "in", "out", "time", "share", "skipped"], rows, has_texts=True) if rows else []
 
 

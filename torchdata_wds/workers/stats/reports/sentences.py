@@ -15,7 +15,7 @@ _HINTS = {
     "workers": "num_workers={enough}",
     "fewer_workers": "num_workers={cpus}, or more processors",
     "fast": "pip install 'torchdata_wds[fast]'",
-    "read_ahead": "read_ahead=2 in load_wds_shards or WebDataset",
+    "read_ahead": "load_wds_shards(read_ahead=2)",
     "larger_shards": "larger shards",
     "cache_shards": ".cache_shards(folder)",
     "max_size": "image_decoder(..., max_size=n), since the images are made smaller later",
@@ -71,7 +71,7 @@ def _stage(verdict: Verdict, case: Case) -> str:
 def _main_stage(verdict: Verdict, case: Case) -> str:  # noqa: ARG001
     part = share_text(verdict.part)
     subject = _short(verdict.subject)
-    return f"{_loop(verdict)}, {part} of that for {subject}, which runs in the main process beside it"
+    return f"{_loop(verdict)}, {part} of that for {subject}, which runs in the main process"
 
 
 def _latency(verdict: Verdict, case: Case) -> str:

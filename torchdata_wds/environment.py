@@ -37,6 +37,11 @@ _PROXY_VARIABLES = (
 )  # fmt: skip
 
 
+def usable_cpus() -> int:
+    """Returns how many processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def is_secure() -> bool:
     """Returns whether ``WDS_SECURE`` is set to anything but ``""`` or ``"0"``."""
     return os.environ.get("WDS_SECURE", "") not in ("", "0")

@@ -13,6 +13,7 @@ from torch.utils.data.graph_settings import get_all_graph_pipes
 
 from torchdata_wds.checks import checked_context, checked_int, checked_timeout
 from torchdata_wds.consumers import Place, traverse
+from torchdata_wds.environment import usable_cpus
 from torchdata_wds.pipes.seeds import Seeds, mix, seed_graph
 from torchdata_wds.workers import graphs
 from torchdata_wds.workers.interrupts import interrupts_held
@@ -23,7 +24,9 @@ from torchdata_wds.workers.resume import signatures
 from torchdata_wds.workers.resume.checkpoints import Checkpoint, has_epoch, pack_runs, taken_by, unpack_streams
 from torchdata_wds.workers.resume.job_order import UNSTARTED_ORDER, JobOrder, check_kind, find_order
 from torchdata_wds.workers.resume.stream import WorkerFunctions
-from torchdata_wds.workers.skips import EpochSkips
+from torchdata_wds.workers.stats.collector import Collector
+from torchdata_wds.workers.stats.graph_facts import graph_facts
+from torchdata_wds.workers.stats.skips import EpochSkips
 from torchdata_wds.workers.stream_pool import PoolOptions, StreamPool
 
 #: Draws the seeds of an epoch, or repeats the draw that its argument describes (None for a new one). Returns a
@@ -80,6 +83,7 @@ class Engine:
         self._begun = 0  # the same, without one in whose `begin` Ctrl-C came or a worker was found dead
         self.in_epoch = False
         self.skips = EpochSkips()
+        self.stats = Collector(self.skips)
         self.order: JobOrder | None = None  # the global order that the graph follows, if it does
         self.graph: Any = None  # a RunningGraph, once the work is divided
         self._functions = functions
@@ -108,17 +112,24 @@ class Engine:
         self.ranks.divide(
             datapipe, is_seeded=self.seed is not None or (self.order is not None and self.order.is_seeded)
         )
+        facts = graph_facts(graphs.find_branches(datapipe))
         with interrupts_held():  # a partly divided graph could not be divided again
             graph = graphs.RunningGraph(datapipe, self._functions)
             if self.num_workers and not graphs.runs_once(datapipe):
                 graph.move_to_workers(self.num_workers, self._pool)
             else:
                 graph.keep_here()
+            self.stats.open(graph, self.ranks.place.number, {**self._facts(), **facts})
             self.graph = graph  # only now: a graph that could not be divided must not run
 
     def _pool(self, graph: WorkerGraph, place: Place) -> StreamPool:
         options = PoolOptions(place, self.num_workers, self.prefetch_factor, self.timeout, self.stall_after)
         return self._make_pool(graph, options)
+
+    def _facts(self) -> dict[str, int]:
+        """Returns what the advice in a report depends on."""
+        known = {"num_workers": self.num_workers, "prefetch_factor": self.prefetch_factor, "cpus": usable_cpus()}
+        return {**known, "pool": int(not isinstance(self._make_pool, functools.partial))}
 
     def begin(self, draw: Draw, epoch: int | None = None) -> None:
         """Begins an epoch, the next one or number `epoch` from 0: seeds the graph, and starts the workers."""
@@ -142,6 +153,7 @@ class Engine:
         self._shards = None
         graph = self.graph
         self.skips.begin(graph)
+        self.stats.begin(self.epoch - 1)
         self._stream_seeds = seeds if self.order is not None else self._stream_seeds or seeds
         graph.end._number_of_samples_yielded = 0
         # A number that no worker has, so that random stages after .join_workers() have an order of their own.
@@ -171,6 +183,7 @@ class Engine:
             run.wait_for_facts()
         self.in_epoch = False
         graphs.warn_of_more(self.graph.end._number_of_samples_yielded, self._promised, self.num_workers)
+        self.stats.end()
         self.skips.end(self.epoch)
         for run in self.graph.runs:
             run.streams = run.streams.next_epoch()
@@ -231,6 +244,7 @@ class Engine:
 
     def close(self) -> None:
         """Ends the workers; idempotent."""
+        self.stats.stop()
         self.skips.stop()
         for run in self.graph.runs if self.graph else ():
             run.close()

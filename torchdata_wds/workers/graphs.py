@@ -28,7 +28,7 @@ from torchdata_wds.workers.resume.checkpoints import Streams
 from torchdata_wds.workers.resume.ordered import Gap
 from torchdata_wds.workers.resume.planner import find_chain, is_torchdata
 from torchdata_wds.workers.resume.stream import Stream, WorkerFunctions
-from torchdata_wds.workers.skips import SkipWatch
+from torchdata_wds.workers.stats.skips import SkipWatch
 from torchdata_wds.workers.stream_pool import StreamPool
 
 logger = logging.getLogger(__name__)

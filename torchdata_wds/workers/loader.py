@@ -20,12 +20,13 @@ from torchdata_wds.workers.resume.checkpoints import Checkpoint, OrderState
 from torchdata_wds.workers.resume.job_order import UNSTARTED_ORDER, find_order
 from torchdata_wds.workers.resume.stream import WorkerFunctions
 from torchdata_wds.workers.running_epoch import Epoch, LoaderIterator
+from torchdata_wds.workers.stats.front import Observed
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class WdsLoader(Generic[T]):
+class WdsLoader(Observed, Generic[T]):
     """Runs a graph of DataPipes for a training loop: each sample once per epoch, resumable at any item.
 
     It yields what DataLoader2 with `WorkersReadingService` does, in the same order, but does not need torchdata. The
@@ -156,7 +157,7 @@ class WdsLoader(Generic[T]):
             source = self._start()
         self._next_epoch = None
         pins = self.pin_memory and torch.cuda.is_available()
-        self._running = Epoch(source, self._engine.num_workers if pins else None, device)
+        self._running = Epoch(source, self._engine.num_workers if pins else None, device, self._engine.stats.clock)
         return LoaderIterator(self, self._running)
 
     def _start(self) -> Iterator[T]:
@@ -283,7 +284,8 @@ class WdsLoader(Generic[T]):
         self._leave()
         if self._engine.graph is not None:
             self._engine.close()
-            self._engine = self._new_engine()
+            self._engine, ended = self._new_engine(), self._engine
+            self._engine.stats.follow(ended.stats)
         self._running, self._restored, self._next_epoch, self._is_paused = None, restored, None, False
 
     @property
@@ -315,10 +317,6 @@ class WdsLoader(Generic[T]):
     def _check_order(self, what: str) -> None:
         if find_order(self.pipe) is None:
             raise TypeError(f"{what} needs a graph that begins with load_in_order or IndexedMix")
-
-    def skipped(self, *, by_rule: bool = False) -> dict[str, dict[str, int]]:
-        """Counts what the stages skipped in the running or last epoch; see `WorkersReadingService.skipped`."""
-        return self._engine.skips.counts(by_rule=by_rule)
 
     def shutdown(self) -> None:
         """Ends the workers; the loader's state can still be taken, but it cannot be iterated again."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterator
+from time import perf_counter
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -13,6 +14,7 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from torchdata_wds.checks import checked_int
 from torchdata_wds.workers.device import DeviceItems, PinnedItems
 from torchdata_wds.workers.lengths import items_before
+from torchdata_wds.workers.stats.wait_clock import WaitClock
 
 T = TypeVar("T")
 
@@ -20,8 +22,11 @@ T = TypeVar("T")
 class Epoch(Generic[T]):
     """The running epoch of a loader; its items may pass through pinned memory, and be copied to a device."""
 
-    def __init__(self, source: Iterator[T], pinned_workers: int | None, device: torch.device | None) -> None:
+    def __init__(
+        self, source: Iterator[T], pinned_workers: int | None, device: torch.device | None, clock: WaitClock
+    ) -> None:
         self.source = source  # the graph's
+        self.clock = clock
         # Without workers the graph would run in that thread, in which torch computes on one core only.
         self._thread = PinnedItems(source) if pinned_workers else None
         items = map(pin_memory, source) if pinned_workers == 0 else self._thread or source
@@ -102,11 +107,17 @@ class LoaderIterator(Iterator[T]):
         loader, epoch = self._loader, self._epoch
         if epoch.is_over or (loader._is_paused and not epoch.is_left):
             raise StopIteration
+        clock, taken = epoch.clock, epoch.delivered
+        is_measured = taken >= clock.due
+        if is_measured:
+            clock.began = perf_counter()
         try:
             item = epoch.take()
         except StopIteration:
             loader._engine.end()
             raise
+        if is_measured:
+            clock.note(taken + 1)
         self._since += 1
         if self._since == self._limit:
             self._since = 0

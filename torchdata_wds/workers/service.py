@@ -20,6 +20,8 @@ from torchdata_wds.workers.engine import Engine, PoolMaker
 from torchdata_wds.workers.lengths import items_per_epoch
 from torchdata_wds.workers.resume.checkpoints import Checkpoint
 from torchdata_wds.workers.resume.stream import WorkerFunctions, checked_function
+from torchdata_wds.workers.stats.front import Observed
+from torchdata_wds.workers.stats.wait_clock import MeasuredItems
 
 __all__ = ["DataLoader2", "WorkersReadingService"]
 
@@ -46,7 +48,7 @@ ResetFn = Callable[[DataPipe], DataPipe]
 WorkerFn = Callable[..., DataPipe]
 
 
-class WorkersReadingService(CheckpointableReadingServiceInterface):  # type: ignore[misc]  # torchdata has no types
+class WorkersReadingService(Observed, CheckpointableReadingServiceInterface):  # type: ignore[misc]  # without types
     """Runs a graph in worker processes, for DataLoader2.
 
     Each worker runs a copy of the graph up to ``.join_workers()``, or all of it without one, on its share of the items
@@ -200,35 +202,12 @@ class WorkersReadingService(CheckpointableReadingServiceInterface):  # type: ign
     def forget(self) -> None:
         """Ends the workers, and forgets the graph: another one may be initialized or restored."""
         self._engine.close()
-        self._engine = self._new_engine()
+        self._engine, ended = self._new_engine(), self._engine
+        self._engine.stats.follow(ended.stats)
 
     def items_per_epoch(self, datapipe: IterDataPipe[Any]) -> int:
         """Returns how many items an epoch of a graph has on this rank; a TypeError says why that is not known."""
         return items_per_epoch(datapipe, self._engine.ranks.find(datapipe), self._engine.num_workers)
-
-    def skipped(self, *, by_rule: bool = False) -> dict[str, dict[str, int]]:
-        """Counts what the stages skipped in the running or last epoch, in all workers of this rank.
-
-        The counts are by stage, written as in the chain, and by exception type or reason. A warning at the end of the
-        epoch reports the same. DataLoader2 runs a copy of the service; either can be called.
-
-        Args:
-            by_rule: Whether to include what a rule left out on purpose: hidden files and folders in shards, samples for
-                which a function returned None.
-
-        Example:
-            >>> from torch.utils.data.datapipes.iter import IterableWrapper
-            >>> from torchdata.dataloader2 import DataLoader2
-            >>> from torchdata_wds import WorkersReadingService, ignore_and_continue
-            >>> pipe = IterableWrapper(["1", "x"]).wds_map(int, handler=ignore_and_continue)
-            >>> service = WorkersReadingService(0)
-            >>> with DataLoader2(pipe, reading_service=service) as loader:
-            ...     list(loader)
-            [1]
-            >>> service.skipped()
-            {'wds_map(int)': {'ValueError': 1}}
-        """
-        return self._engine.skips.counts(by_rule=by_rule)
 
     def checkpoint(self) -> bytes:
         """Returns the state for ``DataLoader2.state_dict()``; raises a RuntimeError if a stage may hold items back."""
@@ -260,8 +239,23 @@ def _length(self: Any) -> int:
     return service.items_per_epoch(self._datapipe_before_reading_service_adapt)
 
 
+_iter = DataLoader2.__iter__
+
+
+def _measured_iter(self: Any) -> Any:
+    """Begins an epoch; if the service is ours, how long the training loop waits is measured."""
+    found = _iter(self)
+    services = getattr(self.reading_service, "reading_services", [self.reading_service])
+    ours = next((service for service in services if isinstance(service, WorkersReadingService)), None)
+    if ours is not None:
+        self._datapipe_iter = MeasuredItems(self._datapipe_iter, ours._engine.stats.clock)
+    return found
+
+
 functools.update_wrapper(_load_after_iter, _load_state_dict)
+functools.update_wrapper(_measured_iter, _iter)
 DataLoader2.load_state_dict = _load_after_iter
+DataLoader2.__iter__ = _measured_iter
 DataLoader2.__len__ = _length
 DataLoader2.__bool__ = lambda self: True  # noqa: ARG005  (else bool() of a loader of unknown length raises)
 

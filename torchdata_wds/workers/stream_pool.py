@@ -8,6 +8,7 @@ import threading
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Iterator, Sequence
+from time import perf_counter
 from typing import Any, Final, NamedTuple, Protocol
 
 from torchdata_wds.consumers import Place
@@ -20,8 +21,10 @@ from torchdata_wds.workers.processes.messages import Message
 from torchdata_wds.workers.processes.worker import Failure, Order
 from torchdata_wds.workers.resume.checkpoints import Streams
 from torchdata_wds.workers.resume.ordered import Gap
+from torchdata_wds.workers.stats.sampling.snapshot import Snapshot
 from torchdata_wds.workers.stats.stalls import StallWatch, States
 
+_READY = 0.001  # a message that takes fewer seconds was there
 END: Final = object()  # marks the end of a worker's stream
 
 
@@ -43,6 +46,12 @@ class StreamLink:
         self.facts = Facts()
         self.has_reported = False  # whether the worker has reported anything, so that it has begun its stream
         self.first_order: Order | None = None
+        # How often a message was asked for, how often one was there, and the seconds of all waits.
+        self.asked, self.found_ready, self.awaited = 0, 0, 0.0
+
+    def snapshot(self) -> Snapshot | None:
+        """Returns what the worker has done, as far as it has told."""
+        return None
 
     @abstractmethod
     def _next_message(self, timeout: float) -> Message | None:
@@ -83,7 +92,13 @@ class StreamLink:
     def _receive(self, watch: StallWatch) -> Message:
         """Replaces the current message by the next one, and notes what the graph reported in it."""
         self._drop_message()
-        return self._note(watch.wait(self._number, self._next_message))
+        began = perf_counter()
+        message = watch.wait(self._number, self._next_message)
+        waited = perf_counter() - began
+        self.asked += 1
+        self.found_ready += waited < _READY
+        self.awaited += waited
+        return self._note(message)
 
     def _note(self, message: Message) -> Message:
         if message.facts and (self._keeps_facts or message.turn == self._turn):
@@ -115,7 +130,7 @@ class StreamPool(WdsPipe[Any]):
     its workers are at.
     """
 
-    _links: Sequence[StreamLink]
+    _links: Sequence[StreamLink] = ()
 
     def __init__(self, options: PoolOptions, board: Board, states: States) -> None:
         self.place = options.place  # of the rank
@@ -134,6 +149,11 @@ class StreamPool(WdsPipe[Any]):
         self._stream_seeds: Seeds | None = None
         self._pass = self._empty = 0
         self._is_fresh = False
+
+    @property
+    def links(self) -> Sequence[StreamLink]:
+        """The connections to the workers."""
+        return self._links
 
     def __getstate__(self) -> dict[str, Any]:
         return {}  # for graph traversal: no pipe is above, and a pool is never sent to another process

@@ -8,7 +8,6 @@ wds map augment:augment 'train-*.tar' -o augmented/ --ray head:6379
 import argparse
 import functools
 import importlib
-import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -30,6 +29,7 @@ from torchdata_wds.cli.map.shard_tasks import (
     run_task,
     work_on_shards,
 )
+from torchdata_wds.environment import usable_cpus
 from torchdata_wds.errors import SampleError
 from torchdata_wds.pipes.samples.group_by_key import KeyGrouperIterDataPipe
 from torchdata_wds.pipes.shards.load_shards import ShardLoaderIterDataPipe
@@ -57,7 +57,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "the function takes one sample, a dict of bytes by field with __key__, and returns a sample, None, or several"
     )
     flag(parser, "--per-sample", text)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = usable_cpus()
     text = "worker processes; 0 works in this one (default: one per core, %(default)s)"
     option(parser, "--workers", "N", text, whole_number, default=cores)
     add_cluster_options(parser)

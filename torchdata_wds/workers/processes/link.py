@@ -20,6 +20,7 @@ from torchdata_wds.workers.interrupts import collection_held, interrupts_held
 from torchdata_wds.workers.processes.messages import Message, Receiver, open_channel
 from torchdata_wds.workers.processes.shared_memory import Limits
 from torchdata_wds.workers.processes.worker import CHECK_INTERVAL, GRACE, NoticeBoard, Order, WorkerGraph, run_worker
+from torchdata_wds.workers.stats.sampling.snapshot import Snapshot, SnapshotMemory
 from torchdata_wds.workers.stats.stack_file import StackFile, collect, state_of
 from torchdata_wds.workers.stats.stalls import WorkerState
 from torchdata_wds.workers.stream_pool import StreamLink
@@ -43,7 +44,9 @@ class WorkerLink(StreamLink):
         limits = Limits.of(workers, ahead)
         self._connection, theirs = context.Pipe()
         self._stacks = StackFile()
-        arguments = (self._stacks, graph, number, workers, theirs, self._credits, limits, board, self._answered)
+        self._memory = context.RawValue(SnapshotMemory)
+        shared = (self._credits, limits, board, self._answered, self._memory)
+        arguments = (self._stacks, graph, number, workers, theirs, *shared)
         self._process: BaseProcess = context.Process(
             target=run_worker, args=arguments, name=f"wds-worker-{number}", daemon=True
         )
@@ -132,6 +135,11 @@ class WorkerLink(StreamLink):
         """Returns the state of the worker, which has written `dump`."""
         process = self._process.pid or 0
         return WorkerState(process, dump=dump) if dump else WorkerState(process, state_of(process))
+
+    def snapshot(self) -> Snapshot | None:
+        """Returns what the worker has last written about its work."""
+        found: Snapshot | None = self._memory.read()
+        return found
 
     def hang_up(self) -> None:
         """Shuts down the connection: the worker ends at its next use, and a thread waiting here wakes up."""

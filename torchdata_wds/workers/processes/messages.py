@@ -32,6 +32,7 @@ import torch
 import torch.multiprocessing  # registers the tensors that are not packed here with ForkingPickler
 
 from torchdata_wds.workers.processes.shared_memory import Limits, SegmentPool, SegmentTable, Span
+from torchdata_wds.workers.stats.sampling.tally import Tally
 
 #: Buffers of this many bytes or more stay outside the pickle; for smaller ones, copying costs less than bookkeeping.
 LARGE = 1 << 16
@@ -153,12 +154,18 @@ class Sender:
     """The worker's end; `credits` counts the messages it may send, `facts` returns what the graph has reported."""
 
     def __init__(
-        self, connection: Connection, credits: Any, segments: SegmentPool, facts: Callable[[], list[Any]] = list
+        self,
+        connection: Connection,
+        credits: Any,
+        segments: SegmentPool,
+        facts: Callable[[], list[Any]] = list,
+        tally: Tally | None = None,
     ) -> None:
         self._connection = connection
         self._credits = credits
         self._segments = segments
         self._facts = facts
+        self._tally = tally or Tally()  # notes the waits for room
         self._packer = Packer()
         self._turn = 0
         self._ends: list[int] = []
@@ -204,7 +211,9 @@ class Sender:
 
     def _get_credit(self) -> None:
         if not self._has_credit:
-            self._credits.acquire()
+            if not self._credits.acquire(False):
+                with self._tally.blocking():
+                    self._credits.acquire()
             self._has_credit = True
 
     def _send(self, *, is_last: bool = False) -> None:

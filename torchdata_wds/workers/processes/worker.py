@@ -37,6 +37,8 @@ from torchdata_wds.workers.interrupts import ignore_interrupts, leave_garbage
 from torchdata_wds.workers.processes.messages import Sender
 from torchdata_wds.workers.processes.shared_memory import Limits, SegmentPool
 from torchdata_wds.workers.resume.stream import Point, Stream, WorkerFunctions
+from torchdata_wds.workers.stats.sampling.snapshot import SnapshotMemory
+from torchdata_wds.workers.stats.sampling.tally import Tally
 from torchdata_wds.workers.stats.stack_file import StackFile
 
 
@@ -95,6 +97,7 @@ def _rebuilt(data: bytes | None) -> BaseException | None:
 
 #: How often, in seconds, a worker checks whether it should end; it notices the death of its parent at once.
 CHECK_INTERVAL = 0.5
+_SWITCHES = 0.0002  # seconds after which a thread that asks for the interpreter gets it: see `sampler.SWITCHES`
 GRACE = 1.5  # how long, in seconds, a closing worker may take to finish its current item
 
 
@@ -165,6 +168,10 @@ class WorkerGraph:
             note_source_failure(error)
             yield Failure(error, _where())
 
+    def end(self) -> Any:
+        """Returns the last pipe of the graph that runs."""
+        return self.datapipe if self._stream is None else self._stream.datapipe
+
     def facts(self) -> list[Fact]:
         """Returns what the graph has reported since the last call."""
         return [] if self._stream is None else self._stream.facts()
@@ -180,10 +187,11 @@ def run_worker(
     limits: Limits,
     board: NoticeBoard,
     answered: Any,
+    memory: SnapshotMemory,
 ) -> None:
     """Answers the orders of the main process until it hangs up; sets `answered` to the number of the last order.
 
-    Its threads' stacks are written to `stacks` on request.
+    Its threads' stacks are written to `stacks` on request, and what it has done to `memory`.
     """
     stacks.register()
     leave_garbage()
@@ -194,18 +202,21 @@ def run_worker(
     torch.set_num_threads(1)  # as in torch's own workers, which share the cores
     segments = SegmentPool(limits)
     stack_in(segments.lend)
-    sender = Sender(connection, credits, segments, graph.facts)
+    sys.setswitchinterval(_SWITCHES)
+    tally = Tally(memory.write)
+    sender = Sender(connection, credits, segments, graph.facts, tally)
     # These mean that the main process has hung up.
     with suppress(KeyboardInterrupt, EOFError, ConnectionError):
         while not board.closing:
             order: Order = connection.recv()
             answered.value = order.turn
             graph.prepare(order, worker, workers)
+            tally.begin(graph.end)
             with closing(graph.items(order, worker, workers)) as items:
-                _answer(order, items, sender, board)
+                _answer(order, items, sender, board, tally)
 
 
-def _answer(order: Order, items: Iterator[Any], sender: Sender, board: NoticeBoard) -> None:
+def _answer(order: Order, items: Iterator[Any], sender: Sender, board: NoticeBoard, tally: Tally) -> None:
     """Sends the items of an order while it is current, and then their end, for which a thread may still wait."""
     sender.begin(order.turn)
     while True:
@@ -223,6 +234,7 @@ def _answer(order: Order, items: Iterator[Any], sender: Sender, board: NoticeBoa
         except Exception as error:  # noqa: BLE001  # pickling may raise anything
             sender.add(unsent(item, error))
             break
+    tally.end()  # before the main process knows that the stream has ended
     sender.finish()
 
 

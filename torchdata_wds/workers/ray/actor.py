@@ -24,6 +24,8 @@ from torchdata_wds.workers.processes.worker import Failure, Order, WorkerGraph
 from torchdata_wds.workers.ray.item_groups import Group, ItemGroups
 from torchdata_wds.workers.ray.node_memory import ActorMemory, Meeting, told
 from torchdata_wds.workers.ray.shared_indexes import IndexReceiver
+from torchdata_wds.workers.stats.sampling.snapshot import Snapshot
+from torchdata_wds.workers.stats.sampling.tally import Tally
 
 _cloudpickle: Any = ray.cloudpickle  # without types
 _util: Any = ray.util
@@ -68,6 +70,8 @@ class StreamActor:
         self._numbers = count()
         self._indexes = IndexReceiver()
         self._groups: ItemGroups | None = None  # those of the last order
+        self._news: Snapshot | None = None  # what it has done, to be told with the next message
+        self._tally = Tally(self._note_news)
         torch.set_num_threads(1)  # as in processes
         # The thread that makes items lets go of the interpreter for Ray's threads, which ask for it several times a
         # message: after 5 ms each, as by default, text takes a fifth longer.
@@ -86,6 +90,8 @@ class StreamActor:
         self, graph: Any, order: Any, last: int, repeats: bool, meeting: Meeting | None
     ) -> Generator[tuple[Any, ...], None, None]:
         """Yields the messages that answer an order: the number of each, its segments, and the parts of an `Envelope`.
+
+        The last part of each is a `Snapshot` as plain values, or None.
 
         Graph and order come as `Sent` by an `IndexSender`, or in a list as the reference to that. `last` is the number
         of the last message that arrived; with `repeats`, what the graph reported in later ones is sent again.
@@ -110,19 +116,30 @@ class StreamActor:
         facts = [fact for sent in missed for fact in sent.facts] if repeats else []
         is_canceled = ray.get_runtime_context().is_canceled
         stream = graph.items(order, self._number, self._workers)
-        self._groups = groups = ItemGroups(stream, Packer(_item_pickler))
+        self._groups = groups = ItemGroups(stream, Packer(_item_pickler), self._tally)
+        self._tally.begin(graph.end)
         try:
             while (group := groups.take(is_canceled)) is not None:
                 pieces, segments = self._placed(group, is_shared=is_shared)
                 sent = _Sent(next(self._numbers), [*facts, *graph.facts()], segments)
                 facts = []
                 self._sent.append(sent)
+                if group.is_last:
+                    self._tally.end()
                 envelope = Envelope(order.turn, group.is_last, group.ends, pieces, [], [], sent.facts)
-                yield sent.number, told(segments), tuple(envelope)
+                yield sent.number, told(segments), tuple(envelope), self._take_news()
                 if group.is_last:
                     return
         finally:
             groups.stop()
+            self._tally.end()
+
+    def _note_news(self, snapshot: Snapshot) -> None:
+        self._news = snapshot
+
+    def _take_news(self) -> tuple[Any, ...] | None:
+        news, self._news = self._news, None
+        return None if news is None else news.to_plain()
 
     def _placed(self, group: Group, *, is_shared: bool) -> tuple[list[Any], list[Segment]]:
         """Returns the pieces of an envelope, and the segments that hold some of them."""

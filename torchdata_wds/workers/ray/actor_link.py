@@ -13,6 +13,7 @@ from torchdata_wds.workers.processes.messages import Envelope, Message
 from torchdata_wds.workers.processes.shared_memory import Limits
 from torchdata_wds.workers.ray.losses import ActorPlace, LostActorError, lost
 from torchdata_wds.workers.ray.node_memory import MappedMemory, Meeting
+from torchdata_wds.workers.stats.sampling.snapshot import Snapshot
 from torchdata_wds.workers.stats.stalls import StallWatch, WorkerState
 from torchdata_wds.workers.stream_pool import StreamLink
 
@@ -50,6 +51,7 @@ class ActorLink(StreamLink):
         self.stream: Any = None  # references to the messages of the current order
         self.is_large = False  # whether the last message was in the object store
         self.replaced = 0  # how often in a row the actor was replaced, without an item in between
+        self._snapshot: Snapshot | None = None
         self._unplaced = 0  # how many of its actors were placed on a node that had gone
         self._avoided: str | None = None  # the node on which the last actor was lost
         self._start()
@@ -101,11 +103,13 @@ class ActorLink(StreamLink):
         try:
             if not ray.wait([stream], timeout=timeout, fetch_local=False)[0]:
                 return None
-            self._newest, segments, values = ray.get(next(stream))
+            self._newest, segments, values, news = ray.get(next(stream))
         except StopIteration:
             raise LostActorError("its stream ended without a last message", self.place) from None
         except ray.exceptions.RayError as error:
             raise self.lost(error) from error
+        if news is not None:
+            self._snapshot = Snapshot.from_plain(news)
         envelope = Envelope(*values)
         # Copied from Ray's store: an item may be written to, and outlive the connection to the cluster.
         pieces = [piece if isinstance(piece, (bytes, tuple)) else bytearray(piece) for piece in envelope.pieces]
@@ -114,6 +118,10 @@ class ActorLink(StreamLink):
         if envelope.ends:
             self.replaced = self._unplaced = 0
         return message
+
+    def snapshot(self) -> Snapshot | None:
+        """Returns what the actor has told with its last messages."""
+        return self._snapshot
 
     def _lease(self, segments: list[tuple[int, int, int]]) -> dict[int, memoryview]:
         place = self.place

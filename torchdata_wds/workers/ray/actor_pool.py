@@ -5,8 +5,6 @@ from __future__ import annotations
 import gc
 import logging
 import threading
-import uuid
-import weakref
 from collections.abc import Mapping
 from functools import partial
 from multiprocessing.util import Finalize
@@ -24,6 +22,7 @@ from torchdata_wds.workers.ray.node_memory import MeetingPoint
 from torchdata_wds.workers.ray.placement import away_from
 from torchdata_wds.workers.resume.checkpoints import Streams
 from torchdata_wds.workers.resume.lost_streams import point_of
+from torchdata_wds.workers.shared_copies import SharedByCopies
 from torchdata_wds.workers.stream_pool import END, PoolOptions, StreamPool
 
 logger = logging.getLogger(__name__)
@@ -104,23 +103,12 @@ class RayPool:
         self._counter.count += count
 
 
-class _Counter:
-    """Shared by the copies of a `RayPool` in one process: DataLoader2 runs a copy of its service."""
+class _Counter(SharedByCopies):
+    """Counts for the original of a `RayPool` what its copies do."""
 
     def __init__(self) -> None:
-        self.key = uuid.uuid4().hex
+        super().__init__()
         self.count = 0
-        _counters[self.key] = self
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _counter_of, (self.key,)
-
-
-_counters: weakref.WeakValueDictionary[str, _Counter] = weakref.WeakValueDictionary()
-
-
-def _counter_of(key: str) -> _Counter:
-    return _counters.get(key) or _Counter()
 
 
 class _Board:

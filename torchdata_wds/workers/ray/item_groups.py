@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from torchdata_wds.workers.processes.messages import Packer
 from torchdata_wds.workers.processes.worker import unsent
+from torchdata_wds.workers.stats.sampling.tally import Tally
 
 #: A group is complete once it has this many items or bytes. A message takes 1.2 ms of CPU time if Ray sends it
 #: without the object store, up to 100 KB, and 3.8 ms with it, up to 1 MB and more: ten messages of 100 KB cost three
@@ -31,8 +32,9 @@ class Group(NamedTuple):
 class ItemGroups:
     """The items of `stream` in groups; at most one group is ready before it is taken."""
 
-    def __init__(self, stream: Generator[Any, None, None], packer: Packer) -> None:
+    def __init__(self, stream: Generator[Any, None, None], packer: Packer, tally: Tally) -> None:
         self._stream = stream
+        self._tally = tally  # notes the waits until a group is taken
         self._packer = packer
         self._ends: list[int] = []
         self._begun = 0.0  # when the first item of the group was there
@@ -95,6 +97,7 @@ class ItemGroups:
                 self._begun = time.perf_counter()
             if self._is_full or len(self._ends) == 1:
                 self._changed.notify()
-            while self._is_full and not self._is_stopped:
-                self._changed.wait()
+            if self._is_full and not self._is_stopped:
+                with self._tally.blocking():
+                    self._changed.wait_for(lambda: not self._is_full or self._is_stopped)
             return is_sent and not self._is_stopped

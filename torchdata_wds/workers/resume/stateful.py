@@ -35,7 +35,7 @@ from torchdata_wds.workers.resume.job_order import UNSTARTED_ORDER, find_order
 from torchdata_wds.workers.resume.planner import find_chain
 from torchdata_wds.workers.resume.worker_order import WorkerOrder, count_items, states_in
 from torchdata_wds.workers.sample_counts import unknown_length
-from torchdata_wds.workers.skips import log_skips
+from torchdata_wds.workers.stats.skips import log_skips
 
 
 class _Asking(NamedTuple):

@@ -28,7 +28,7 @@ from torchdata_wds.pipes.resume_facts import Fact, Facts, SkipNotice, Wanted, Wa
 from torchdata_wds.pipes.seeds import Seeds, mix, seed_graph
 from torchdata_wds.workers.resume.ordered import find_source, ordered_items
 from torchdata_wds.workers.resume.planner import Chain, find_chain
-from torchdata_wds.workers.skips import SkipWatch
+from torchdata_wds.workers.stats.skips import SkipWatch
 
 
 def seed_generators(*place: int | str) -> None:
@@ -181,6 +181,11 @@ class Stream:
         self._skips: SkipWatch | None = None
         self._worker = 0
         self._is_checked = False  # whether the division of its work was checked
+
+    @property
+    def datapipe(self) -> Any:
+        """The last pipe of the graph, which ``worker_reset_fn`` may replace."""
+        return self._datapipe
 
     @property
     def chain(self) -> Chain:

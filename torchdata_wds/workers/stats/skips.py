@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-import os
-import uuid
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -17,6 +16,7 @@ from torchdata_wds.handlers import SkipCounts
 from torchdata_wds.pipes.chain_text import stage_text
 from torchdata_wds.pipes.resume_facts import ItemsSkipped, merge_skips
 from torchdata_wds.pipes.seeds import above_filters
+from torchdata_wds.workers.shared_copies import SharedByCopies
 
 logger = logging.getLogger(__name__)
 _LONGEST_EXAMPLE = 500
@@ -52,24 +52,13 @@ class SkipWatch:
                     yield ItemsSkipped(stage, reason, times - seen.get(reason, 0), reason in counts.losses, example)
 
 
-class _Report:
-    """Shared by the copies of a service in one process: DataLoader2 runs a copy, and the user calls the original."""
+class _Report(SharedByCopies):
+    """What the user asks: the user calls the original of a service, and a copy of it runs."""
 
     def __init__(self) -> None:
-        self._key = f"{os.getpid()}-{uuid.uuid4().hex}"
+        super().__init__()
         self.latest: Callable[[], EpochSkips | None] = lambda: None  # must not keep the workers alive
         self.last: list[ItemsSkipped] = []
-        _reports[self._key] = self
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _report_of, (self._key,)
-
-
-_reports: weakref.WeakValueDictionary[str, _Report] = weakref.WeakValueDictionary()
-
-
-def _report_of(key: str) -> _Report:
-    return _reports.get(key) or _Report()
 
 
 class EpochSkips:
@@ -79,6 +68,7 @@ class EpochSkips:
         self._report = report or _Report()
         self._graph: Any = None
         self._main_skips: list[ItemsSkipped] = []
+        self._lock = threading.Lock()  # figures may be sent from another thread
         self._is_running = False
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -116,7 +106,8 @@ class EpochSkips:
     def _collect(self) -> list[ItemsSkipped]:
         graph = self._graph
         if graph.watch is not None:
-            self._main_skips.extend(graph.watch.news())
+            with self._lock:
+                self._main_skips.extend(graph.watch.news())
         else:
             for run in graph.runs:  # in this process, so this does not wait
                 run.wait_for_facts()

@@ -16,7 +16,7 @@ from tests.kits.workers_kit import FRONTS, loader_of, skipped_by
 from torchdata_wds import StatefulPipeline, ignore_and_continue
 from torchdata_wds.handlers import SkipCounts, count_loss
 
-LOGGER = "torchdata_wds.workers.skips"
+LOGGER = "torchdata_wds.workers.stats.skips"
 
 
 @pytest.fixture

@@ -1,0 +1,1 @@
+"""Notes, in the process that makes items, where its time goes."""

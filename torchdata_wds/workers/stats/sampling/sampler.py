@@ -1,0 +1,96 @@
+"""One thread of a process, which looks 20 times a second at what its streams are doing."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Mapping
+from types import FrameType
+from typing import Protocol
+
+logger = logging.getLogger(__name__)
+
+#: Seconds between two looks. Each takes some 50 us, and the threads that run must let go of the interpreter for it.
+INTERVAL = 0.05
+
+#: The thread asks for the interpreter, and gets it when the one that holds it waits for something, or after this many
+#: seconds. By default that would be 0.005: time of a stage that computes would be charged to the next one that waits.
+SWITCHES = 0.0005
+
+Frames = Mapping[int, FrameType]  # the innermost frame of each thread, by its identifier
+
+
+class Watched(Protocol):
+    """What the thread tells of each look."""
+
+    def tick(self, frames: Frames, seconds: float) -> None:
+        """Notes what is to be seen; `seconds` is the time since the last look."""
+
+
+class _Sampler:
+    def __init__(self) -> None:
+        self.watched: weakref.WeakSet[Watched] = weakref.WeakSet()
+        self.thread: threading.Thread | None = None
+        self.lock = threading.Lock()
+        self.interval = 0.0  # the switch interval before
+
+    def start(self) -> None:
+        self.interval = sys.getswitchinterval()
+        sys.setswitchinterval(min(self.interval, SWITCHES))
+        self.thread = threading.Thread(target=self.run, name="wds-stats", daemon=True)
+        self.thread.start()
+
+    def end(self) -> None:
+        self.thread = None
+        if sys.getswitchinterval() == SWITCHES:
+            sys.setswitchinterval(self.interval)
+
+    def run(self) -> None:
+        last = time.perf_counter()
+        while True:
+            time.sleep(INTERVAL)
+            now = time.perf_counter()
+            with self.lock:
+                watched = list(self.watched)
+                if not watched:
+                    self.end()
+                    return
+            frames = sys._current_frames()
+            for found in watched:
+                try:
+                    found.tick(frames, now - last)
+                except Exception:
+                    self.watched.discard(found)
+                    logger.exception("the figures of a loader stop here")
+            last = now
+            del watched, frames
+            found = None  # type: ignore[assignment]  # nothing is kept alive during the sleep
+
+
+_sampler = _Sampler()
+
+
+def watch(watched: Watched) -> None:
+    """Starts to tell an object of each look, until `leave`, or until nothing else refers to it."""
+    sampler = _sampler
+    with sampler.lock:
+        sampler.watched.add(watched)
+        if sampler.thread is None:
+            sampler.start()
+
+
+def leave(watched: Watched) -> None:
+    """Stops telling an object."""
+    _sampler.watched.discard(watched)
+
+
+def _start_anew() -> None:
+    global _sampler
+    _sampler = _Sampler()
+
+
+os.register_at_fork(after_in_child=_start_anew)

@@ -1,0 +1,114 @@
+"""Finds which stage of a graph a thread is in, from its stack."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Iterable
+from types import CodeType, FrameType
+from typing import Any, Final, NamedTuple
+
+from torch.utils.data import IterDataPipe
+
+from torchdata_wds.pipes.chain_text import sources_of
+from torchdata_wds.pipes.running import is_border
+
+_HOOK = "torch.utils.data.datapipes._hook_iterator"
+_STORAGE = "torchdata_wds.storage."
+_SENDING = ("torchdata_wds.workers.processes.messages", "torchdata_wds.workers.ray.item_groups")
+_WAITING = "torchdata_wds.workers.stream_pool"
+_OURS = "torchdata_wds.pipes."
+# What a frame can tell.
+_NOTHING, _PIPE_OF_HOOK, _PIPE_OF_SELF, _READS, _SENDS, _BORDER = range(6)
+_MOST_KNOWN = 50_000
+
+SENDING: Final = -1  # in place of a stage's number: the thread packs items for the main process
+
+
+class Spot(NamedTuple):
+    """Where a thread is: in which stage, and whether it reads from a source for it."""
+
+    stage: int  # its number, or `SENDING`
+    reads: bool
+
+
+def stages_in_order(end: IterDataPipe[Any], without: Iterable[int] = ()) -> list[IterDataPipe[Any]]:
+    """Returns the stages of a graph, each after its sources, except those with the ids `without`."""
+    found: dict[int, IterDataPipe[Any]] = {}
+    hidden = set(without)
+    waiting: list[tuple[IterDataPipe[Any], bool]] = [(end, False)]
+    seen: set[int] = set()
+    while waiting:
+        pipe, is_done = waiting.pop()
+        if is_done:
+            found[id(pipe)] = pipe
+        elif id(pipe) not in seen:
+            seen.add(id(pipe))
+            waiting.append((pipe, True))
+            waiting += [(source, False) for source in reversed(sources_of(pipe))]
+    return [pipe for key, pipe in found.items() if key not in hidden]
+
+
+class StageFinder:
+    """Tells in which of some stages a thread is."""
+
+    def __init__(self, stages: Iterable[IterDataPipe[Any]]) -> None:
+        self._numbers = {id(stage): number for number, stage in enumerate(stages)}
+
+    def spot(self, frame: FrameType | None) -> Spot | None:
+        """Returns where the thread is whose innermost frame this is; None if it is in no stage."""
+        reads = False
+        while frame is not None:
+            role = _role(frame)
+            if role == _READS:
+                reads = True
+            elif role == _SENDS:
+                return Spot(SENDING, reads=False)
+            elif role == _BORDER:
+                return None
+            elif role != _NOTHING:
+                number = self._numbers.get(id(_pipe_of(frame, role)))
+                if number is not None:
+                    return Spot(number, reads)
+            frame = frame.f_back
+        return None
+
+
+_roles: dict[CodeType, int] = {}
+
+
+def _role(frame: FrameType) -> int:
+    code = frame.f_code
+    role = _roles.get(code)
+    if role is None:
+        if len(_roles) >= _MOST_KNOWN:  # a program that makes code as it runs
+            _roles.clear()
+        role = _roles[code] = _new_role(frame)
+    return role
+
+
+def _new_role(frame: FrameType) -> int:
+    module = str(frame.f_globals.get("__name__", ""))
+    is_function = bool(frame.f_code.co_flags & inspect.CO_OPTIMIZED)
+    if is_border(frame) or module == _WAITING:  # what waits for workers does nothing itself
+        return _BORDER
+    if module.startswith(_STORAGE):
+        return _READS
+    if module in _SENDING:
+        return _SENDS
+    if module == _HOOK and is_function:
+        return _PIPE_OF_HOOK
+    if module.startswith(_OURS) and is_function and frame.f_code.co_varnames[:1] == ("self",):
+        return _PIPE_OF_SELF  # in a loop for two stages, the first one has no hook
+    return _NOTHING
+
+
+def _pipe_of(frame: FrameType, role: int) -> Any:
+    values = frame.f_locals
+    if role == _PIPE_OF_SELF:
+        pipe = values.get("self")
+    else:
+        pipe = values["args"][0] if values.get("args") else getattr(values.get("self"), "datapipe", None)
+    if sys.version_info < (3, 13) and frame.f_trace is None:
+        values.clear()  # a copy, which would keep an item alive
+    return pipe

@@ -1,0 +1,220 @@
+"""What one stream does: where its time goes, and how many items its stages yield."""
+
+from __future__ import annotations
+
+import os
+import time
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import count
+from typing import Any
+
+from torch.utils.data import IterDataPipe
+
+from torchdata_wds.pipes.chain_text import known_name, sources_of, stage_text
+from torchdata_wds.pipes.resume_facts import said_by
+from torchdata_wds.storage import meters
+from torchdata_wds.workers.stats.sampling import sampler
+from torchdata_wds.workers.stats.sampling.sampler import Frames
+from torchdata_wds.workers.stats.sampling.snapshot import Snapshot, Stage
+from torchdata_wds.workers.stats.sampling.stage_finder import SENDING, Spot, StageFinder, stages_in_order
+
+_PUBLISH = 10  # after how many looks a snapshot is published
+_NEWS = 0.1  # seconds after which one is published if the worker is blocked
+_SEARCH = 20  # after how many looks all threads are searched for stages, not only those that had some
+
+#: Native stages that only wait for a thread of theirs, which runs the stages before them.
+_WAITING = ("Prefetcher", "PinMemory", "FullSync")
+_BATCHING = ("Batcher", "BucketBatcher", "MaxTokenBucketizer")
+_numbers = count()
+
+
+class Tally:
+    """Notes what the stages of a graph do; `publish` is called with a snapshot about twice a second.
+
+    `active` returns the seconds for which the stages have run; without it, they run between `begin` and `end`. All of
+    that time is divided among the stages, unless `divides` is False, for stages that wait for workers.
+    """
+
+    def __init__(
+        self,
+        publish: Callable[[Snapshot], object] | None = None,
+        active: Callable[[], float] | None = None,
+        *,
+        divides: bool = True,
+    ) -> None:
+        self.blocked = 0.0  # seconds in which the worker waited for room
+        self._blocked_since = 0.0
+        self._run = f"{os.getpid()}-{time.time()}-{next(_numbers)}"
+        self._publish, self._active_time, self._divides = publish, active, divides
+        self._active = 0.0
+        self._since: float | None = None  # when the current order began
+        self._told_at = 0.0
+        self._find_end: Callable[[], Any] = lambda: None
+        self._end = 0  # the id of the last pipe
+        self._without: Sequence[int] = ()
+        self._note_graph([])
+
+    def _note_graph(self, stages: list[IterDataPipe[Any]]) -> None:
+        self._stages = [weakref.ref(stage) for stage in stages]
+        self._finder = StageFinder(stages)
+        number = {id(stage): number for number, stage in enumerate(stages)}
+        self._sources = [
+            [number[id(source)] for source in sources_of(stage) if id(source) in number] for stage in stages
+        ]
+        self._texts = [stage_text(stage, without=("handler",)) for stage in stages]
+        self._batcher = next((n for n, stage in enumerate(stages) if known_name(stage) in _BATCHING), None)
+        self._makes = [bool(said_by(stage, "makes_samples")) for stage in stages]
+        self._waits = {n for n, stage in enumerate(stages) if known_name(stage) in _WAITING}
+        self._last: list[tuple[int | None, int]] = [(None, 0)] * len(stages)  # the passes and counts of the last look
+        self._out = [0] * len(stages)
+        self._time: dict[int, float] = defaultdict(float)  # seconds by stage
+        self._reads: dict[int, float] = defaultdict(float)  # those of them in which it read from a source
+        self._threads: set[int] = set()
+        self._looks = 0
+        self._spot: Spot | None = None
+        self._made, self._made_at = 0, time.perf_counter()
+
+    def begin(self, find_end: Callable[[], Any], without: Sequence[int] = ()) -> None:
+        """Begins an order, or an epoch.
+
+        `find_end` returns the last pipe of the graph, which may be replaced; the pipes whose ids are in `without` are
+        no stages. Nothing is kept alive.
+        """
+        self._find_end, self._without = find_end, without
+        self._find_graph()
+        self._since = self._made_at = time.perf_counter()
+        if self._stages:
+            sampler.watch(self)
+
+    def _find_graph(self) -> None:
+        end = self._find_end()
+        if end is not None and id(end) != self._end:
+            self._end = id(end)
+            self._note_graph(stages_in_order(end, self._without))
+
+    def end(self) -> None:
+        """Ends the order."""
+        if self._since is not None:
+            self._active += time.perf_counter() - self._since
+            self._since = None
+        self._count()
+        sampler.leave(self)
+        self._tell()
+
+    @contextmanager
+    def blocking(self) -> Iterator[None]:
+        """Notes that the worker waits for room."""
+        if self._since is None:  # it has made all of its items
+            yield
+            return
+        self._blocked_since = now = time.perf_counter()
+        if now - self._told_at > _NEWS:  # what is ready can be told exactly now
+            self._count()
+            self._tell()
+        yield
+        self.blocked += time.perf_counter() - self._blocked_since
+        self._blocked_since = 0.0
+
+    def tick(self, frames: Frames, seconds: float) -> None:
+        """Charges the time since the last look to the stages in which threads are now."""
+        self._count()
+        self._looks += 1
+        self._spot = None
+        threads = frames if self._looks % _SEARCH == 1 or not self._threads else self._threads
+        spots = {}
+        for thread in threads:
+            spot = self._finder.spot(frames.get(thread))
+            # Another thread may send what this one has packed, or wait to do so.
+            if spot is not None and (spot.stage != SENDING or thread in self._threads):
+                spots[thread] = spot
+        self._threads.update(spots)
+        working = [spot for spot in spots.values() if spot.stage not in self._waits] or list(spots.values())
+        if not self._blocked_since:
+            for spot in working:
+                self._time[spot.stage] += seconds
+                self._reads[spot.stage] += seconds if spot.reads else 0.0
+        if working:
+            self._spot = working[0]
+        if self._looks % _PUBLISH == 0:
+            self._tell()
+
+    def _tell(self) -> None:
+        self._told_at = time.perf_counter()
+        if self._publish is not None:
+            self._publish(self.snapshot())
+
+    def _count(self) -> None:
+        self._find_graph()
+        for number, find in enumerate(self._stages):
+            stage, last = find(), self._last[number]
+            if stage is None:
+                continue
+            now, passing = stage._number_of_samples_yielded, stage._valid_iterator_id
+            # Torch counts from 0 in each pass over the stage, and numbers the passes.
+            self._out[number] += now - last[1] if passing == last[0] and now >= last[1] else now
+            self._last[number] = passing, now
+        made = self._out[-1] if self._out else 0
+        if made != self._made:
+            self._made, self._made_at = made, time.perf_counter()
+
+    def snapshot(self) -> Snapshot:
+        """Returns what is known up to now."""
+        now = time.perf_counter()
+        active = self._active if self._since is None else self._active + now - self._since
+        if self._active_time is not None:
+            active = self._active_time()
+        blocked = self.blocked + (now - self._blocked_since if self._blocked_since else 0.0)
+        sources = meters.snapshot()
+        reading = min(sum(tally.waited for tally in sources.values()), max(active - blocked, 0.0))
+        seconds = self._seconds(max(active - blocked, 0.0), reading) if self._divides else self._time
+        return Snapshot(
+            self._run,
+            active,
+            blocked,
+            reading,
+            seconds[SENDING],
+            time.process_time(),
+            self._out[-1] if self._out else 0,
+            self._samples(),
+            tuple(self._stage(number, seconds[number]) for number in range(len(self._stages))),
+            sources,
+            self._at(now),
+        )
+
+    def _samples(self) -> int:
+        """Counts the samples: those of the stages that make them, else what is batched, else items."""
+        if any(self._makes):
+            return sum(out for out, makes in zip(self._out, self._makes, strict=True) if makes)
+        if self._batcher is not None:
+            return sum(self._out[source] for source in self._sources[self._batcher])
+        return self._out[-1] if self._out else 0
+
+    def _seconds(self, worked: float, reading: float) -> dict[int, float]:
+        """Divides the time of work among the stages, as the looks found them, without that of reading."""
+        looked, read = sum(self._time.values()), sum(self._reads.values())
+        found: dict[int, float] = defaultdict(float)
+        for number, seconds in self._time.items():
+            share = reading * self._reads[number] / read if read else 0.0
+            found[number] = max(worked * seconds / looked - share, 0.0) if looked else 0.0
+        return found
+
+    def _stage(self, number: int, seconds: float) -> Stage:
+        out = self._out[number]
+        taken = [self._out[source] for source in self._sources[number]]
+        # Loading and grouping run as one loop, in which nothing counts what passes between them.
+        is_inside = not out and any(self._out[other] for other in self._readers(number))
+        items_in = -1 if out and taken and not any(taken) else sum(taken)
+        return Stage(self._texts[number], items_in, -1 if is_inside else out, seconds)
+
+    def _readers(self, number: int) -> Iterable[int]:
+        return (other for other, sources in enumerate(self._sources) if number in sources)
+
+    def _at(self, now: float) -> tuple[str, str, int, float] | None:
+        if self._since is None or self._spot is None:
+            return None
+        shard, byte = meters.reading() or ("", 0)
+        stage = "" if self._spot.stage == SENDING else self._texts[self._spot.stage]
+        return stage, shard, byte, now - self._made_at

@@ -2,6 +2,7 @@
 
 import shutil
 import subprocess
+from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,8 @@ from tests.kits.tool_kit import run_wds
 
 HOSTILE = "<script>alert(1)</script>"
 CHROMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "microsoft-edge")
-MAC = Path("/Applications/Google Chrome.app/Contents/MacOS/Google Chrome")
-BLUE, PALE_BLUE = (0x2F, 0x74, 0xC8), (0x6A, 0xA6, 0xF0)
+LIGHT = (0xFF, 0xFF, 0xFF), (0x2F, 0x74, 0xC8)  # paper and bars
+DARK = (0x16, 0x18, 0x1B), (0x6A, 0xA6, 0xF0)
 
 
 class Page(HTMLParser):
@@ -95,40 +96,50 @@ def test_page_is_refused_when_its_name_is_not_one_of_a_page(tmp_path: Path) -> N
 
 
 # ------------------------------------------------------------------------------------------------------------- browser
-def find_browser() -> str:
-    """A browser of Chromium's family."""
-    found = next((path for name in CHROMES if (path := shutil.which(name))), None)
-    if found is None and not MAC.exists():
-        pytest.skip(f"no browser to draw the page: none of {', '.join(CHROMES)} is installed")
-    return found or str(MAC)
+def find_browser(names: tuple[str, ...]) -> str:
+    """The first of the programs that is installed."""
+    found = next((path for name in names if (path := shutil.which(name))), None)
+    if found is None:
+        pytest.skip(f"no browser to draw the page: none of {', '.join(names)} is installed")
+    return found
 
 
-def drawn(page: Path, width: int, *, is_dark: bool) -> np.ndarray[Any, Any]:
-    """The page as a browser draws it, and what the browser complains about, which must be nothing."""
-    picture = page.with_suffix(".png")
+def chromium(picture: Path, width: int, *, is_dark: bool) -> list[str]:
+    """The command that draws a page with a browser of Chromium's family, and logs what it refuses."""
     options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--enable-logging=stderr"]
     options += [f"--blink-settings=preferredColorScheme={int(not is_dark)}", f"--window-size={width},1600"]
-    options += [f"--user-data-dir={page.parent / 'profile'}", f"--screenshot={picture}"]
-    done = subprocess.run(
-        [find_browser(), *options, page.as_uri()], capture_output=True, text=True, timeout=300, check=False
-    )
-    assert picture.exists(), done.stderr
-    complaints = [line for line in done.stderr.splitlines() if "CONSOLE" in line or "Refused" in line]
-    assert not complaints
-    with Image.open(picture) as image:
-        return np.asarray(image.convert("RGB"))
+    options += [f"--user-data-dir={picture.parent / 'chromium'}", f"--screenshot={picture}"]
+    return [find_browser(CHROMES), *options]
+
+
+def firefox(picture: Path, width: int, *, is_dark: bool) -> list[str]:
+    """The same with Firefox, whose settings are in its profile."""
+    profile = picture.parent / "firefox"
+    profile.mkdir(exist_ok=True)
+    (profile / "user.js").write_text(f'user_pref("ui.systemUsesDarkTheme", {int(is_dark)});\n')
+    options = ["--headless", "--no-remote", "--profile", str(profile), f"--window-size={width},1600"]
+    return [find_browser(("firefox", "firefox-esr")), *options, "--screenshot", str(picture)]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("is_dark", [False, True])
-def test_page_is_drawn_by_a_browser(tmp_path: Path, shard: str, is_dark: bool) -> None:
+@pytest.mark.parametrize("browser", [chromium, firefox])
+@pytest.mark.parametrize(("width", "is_dark"), [(1200, False), (500, True)])
+def test_page_is_drawn_by_a_browser(
+    tmp_path: Path, shard: str, browser: Callable[..., list[str]], width: int, is_dark: bool
+) -> None:
     """Bars in the colours of a light and of a dark screen, wide and narrow, and nothing beyond the margin."""
+    picture = tmp_path / "page.png"
+    command = browser(picture, width, is_dark=is_dark)
     page_of(tmp_path, shard)
-    paper = (0x16, 0x18, 0x1B) if is_dark else (0xFF, 0xFF, 0xFF)
-    for width in (1200, 500):
-        pixels = drawn(tmp_path / "stats.html", width, is_dark=is_dark)
-        assert pixels.shape[1] == width
-        assert (pixels == paper).all(axis=2).mean() > 0.6
-        assert (pixels == (PALE_BLUE if is_dark else BLUE)).all(axis=2).sum() > 2000
-        assert (pixels[:, :12] == paper).all()
-        assert (pixels[:, -12:] == paper).all()
+    page = (tmp_path / "stats.html").as_uri()
+    done = subprocess.run([*command, page], capture_output=True, text=True, timeout=300, check=False)
+    assert picture.exists(), done.stderr
+    assert not [line for line in done.stderr.splitlines() if "CONSOLE" in line or "Refused" in line]
+    with Image.open(picture) as image:
+        pixels = np.asarray(image.convert("RGB"))
+    paper, accent = DARK if is_dark else LIGHT
+    assert pixels.shape[1] == width
+    assert (pixels == paper).all(axis=2).mean() > 0.6
+    assert (pixels == accent).all(axis=2).sum() > 2000
+    assert (pixels[:, :12] == paper).all()
+    assert (pixels[:, -12:] == paper).all()

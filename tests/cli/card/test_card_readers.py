@@ -51,7 +51,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("good")
     for name, count in SHARDS.items():
         write_tar(folder / name, image_samples(f"{name[:-4]}/", count))
-    assert run_wds("card", "--energon", f"{folder}/*.tar").status == 0
+    assert run_wds("card", "-p", 1, "--energon", f"{folder}/*.tar").status == 0
     return folder
 
 
@@ -99,13 +99,13 @@ def test_datasets_reads_samples_with_other_fields_when_the_card_declares_them(py
     """Without the card it refuses them; with a field whose type only its content shows, the card warns of that."""
     members = [*sample_members("a", txt=b"x", cls=b"1"), *sample_members("b", txt=b"y")]
     url = write_tar(tmp_path / "x.tar", members)
-    assert "warning" not in run_wds("card", url).err
+    assert "warning" not in run_wds("card", "-p", 1, url).err
     found = read(python, "hub", tmp_path)
     assert "don't share the same prefix or the same types" in found["bare"]
     rows = [(row["__key__"], row["txt"], row["cls"]) for row in found["card"]["train"]]
     assert rows == [("a", "x", 1), ("b", "y", None)]
     write_tar(tmp_path / "x.tar", [*members, *text_samples("s", 1)])
-    assert "has other fields than the first" in run_wds("card", url, "--force").err
+    assert "has other fields than the first" in run_wds("card", "-p", 1, url, "--force").err
     assert "don't share the same prefix or the same types" in read(python, "hub", tmp_path)["card"]
 
 
@@ -144,7 +144,7 @@ def test_energon_reads_the_set_and_would_have_written_the_same_files(python: str
         }
     assert splits[0] == splits[1]
     sample = ("--energon-sample", "ImageClassificationSample:image=jpg,label=cls")
-    assert run_wds("card", "--energon", "--force", *sample, f"{prepared}/*.tar").status == 0
+    assert run_wds("card", "-p", 1, "--energon", "--force", *sample, f"{prepared}/*.tar").status == 0
     for part, rows in read(python, "energon", prepared)["samples"].items():
         assert sorted(rows) == [[*pair, [3, 12, 16]] for pair in labels[part]]
 

@@ -14,6 +14,7 @@ from tests.format.index.test_foreign import ENERGON
 from tests.kits.shards import Members, sample_members, write_tar
 from tests.kits.tar_blocks import END, pax_sparse
 from tests.kits.tool_kit import run_wds
+from torchdata_wds import index_shard
 
 TWO: Members = [*sample_members("a/1", jpg=b"x" * 700, cls=b"1"), *sample_members("a/2", jpg=b"", cls=b"22")]
 ONE: Members = [("README", b"not of a sample"), *sample_members("b/1", jpg=b"x", cls=b"3")]
@@ -29,7 +30,7 @@ def test_energon_files_have_the_places_of_samples_and_fields_when_written(tmp_pa
     """As energon 7.4 wrote them for these shards."""
     write_tar(tmp_path / "train-0.tar", TWO)
     write_tar(tmp_path / "val-0.tar", ONE)
-    assert run_wds("card", "--energon", f"{tmp_path}/*.tar").status == 0
+    assert run_wds("card", "-p", 1, "--energon", f"{tmp_path}/*.tar").status == 0
     meta = tmp_path / ".nv-meta"
     assert sorted(path.name for path in meta.iterdir()) == [
         ".info.json", "dataset.yaml", "index.sqlite", "index.uuid", "split.yaml",
@@ -49,9 +50,13 @@ def test_energon_files_have_the_places_of_samples_and_fields_when_written(tmp_pa
     ]
     assert (tmp_path / "train-0.tar.idx").read_bytes() == struct.pack("<3Q", 0, 2560, 4096)
     first = uuid.UUID((meta / "index.uuid").read_text())
-    assert run_wds("card", "--energon", "--check", f"{tmp_path}/*.tar").status == 0
+    assert run_wds("card", "-p", 1, "--energon", "--check", f"{tmp_path}/*.tar").status == 0
+    index = index_shard(tmp_path / "val-0.tar", to=False)
+    index.header = index.header._replace(special=None)
+    index.save(tmp_path / "val-0.tar.index")  # of an older version, which did not look for hard links
+    assert run_wds("card", "-p", 1, "--energon", "--check", f"{tmp_path}/*.tar").status == 0
     write_tar(tmp_path / "val-0.tar", sample_members("c", jpg=b"", cls=b""))
-    assert run_wds("card", "--energon", "--force", f"{tmp_path}/*.tar").status == 0
+    assert run_wds("card", "-p", 1, "--energon", "--force", f"{tmp_path}/*.tar").status == 0
     assert uuid.UUID((meta / "index.uuid").read_text()) != first
 
 
@@ -59,7 +64,7 @@ def test_offsets_are_those_of_energon(tmp_path: Path) -> None:
     """Extended headers go with their samples; what follows the last sample, energon counts to it."""
     for name, (members, layout, offsets) in ENERGON.items():
         shard = write_tar(tmp_path / f"{name}.tar", members, tar_format=layout)
-        assert run_wds("card", "--energon", shard, "--no-croissant", "--force").status == 0
+        assert run_wds("card", "-p", 1, "--energon", shard, "--no-croissant", "--force").status == 0
         written = struct.unpack(f"<{len(offsets)}Q", Path(f"{shard}.idx").read_bytes())
         assert list(written) == [*offsets[:-1], offsets[-1] - (1024 if name == "gaps" else 0)]
 
@@ -70,10 +75,10 @@ def test_sample_type_and_ratio_are_written_when_given(tmp_path: Path) -> None:
         write_tar(tmp_path / f"{number}.tar", sample_members(f"k{number}", jpg=b"", json=b"{}"))
     sample = ("--energon-sample", "CaptioningSample:image=png,jpg,caption=json[text]")
     ratio = ("--energon-ratio", "6,2,2")
-    done = run_wds("card", "--energon", f"{tmp_path}/*.tar", *sample, *ratio)
+    done = run_wds("card", "-p", 1, "--energon", f"{tmp_path}/*.tar", *sample, *ratio)
     assert (done.status, "no sample has a field 'png' for image; there are jpg, json" in done.err) == (2, True)
     write_tar(tmp_path / "4.tar", sample_members("k4", png=b"", json=b"{}"))
-    assert run_wds("card", "--energon", f"{tmp_path}/*.tar", *sample, *ratio).status == 0
+    assert run_wds("card", "-p", 1, "--energon", f"{tmp_path}/*.tar", *sample, *ratio).status == 0
     assert yaml.safe_load((tmp_path / ".nv-meta/dataset.yaml").read_text()) == {
         "sample_type": {"__module__": "megatron.energon", "__class__": "CaptioningSample"},
         "field_map": {"image": "png,jpg", "caption": "json[text]"},
@@ -97,6 +102,6 @@ def test_energon_files_are_refused_when_energon_could_not_read_the_shards(tmp_pa
         (("sparse.tar",), "it has sparse. Write it anew"),
         (("x.tar.gz",), "only uncompressed files named *.tar"),
     ):
-        done = run_wds("card", "--energon", *(tmp_path / name for name in names))
+        done = run_wds("card", "-p", 1, "--energon", *(tmp_path / name for name in names))
         assert (done.status, told in done.err) == (1, True), done.err
         assert not (tmp_path / "README.md").exists()

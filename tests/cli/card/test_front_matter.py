@@ -55,6 +55,13 @@ def test_entries_keep_their_lines_when_one_is_replaced() -> None:
     assert replace(entries, {"c": ["q"], "d": "e"}) == "---\n\na: 1\n# about b\nb:\n- x\n\n- y\nc:\n- q\nd: e\n---\n"
 
 
+def test_front_matter_may_have_line_ends_of_windows() -> None:
+    """They stay."""
+    entries, text = divide("---\r\na: 1\r\ntags:\r\n- b\r\n---\r\ntext\r\n")
+    assert (entries, text) == ([Entry("a", "a: 1\r\n"), Entry("tags", "tags:\r\n- b\r\n")], "text\r\n")
+    assert scalar_of(entries, "a") == "1"
+
+
 @pytest.mark.parametrize(
     ("tags", "expected"),
     [

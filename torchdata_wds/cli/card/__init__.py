@@ -7,9 +7,11 @@ wds card --check 'train-*.tar'
 """
 
 import argparse
+import os
 from collections.abc import Sequence
 from contextlib import closing
 from functools import partial
+from pathlib import Path
 
 from torchdata_wds.cli.card.card_files import RIGHT, CardFile, save_all
 from torchdata_wds.cli.card.croissant import croissant_json
@@ -23,6 +25,7 @@ from torchdata_wds.cli.inputs import add_shards_argument, list_inputs
 from torchdata_wds.cli.jobs import map_in_order
 from torchdata_wds.cli.outputs import write_line
 from torchdata_wds.cli.terminal import Progress, counted, printable, say
+from torchdata_wds.errors import WdsError
 
 README, CROISSANT = "README.md", "croissant.json"
 
@@ -56,7 +59,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     option(parser, "--energon-ratio", "A,B,C", text, _ratio)
     flag(parser, "--check", "write nothing: report each file that is missing or does not fit the shards")
     flag(parser, "--force", "replace a croissant.json or energon files that differ")
-    add_parallel(parser, "read N shards at once, in processes (default: 1)", 1)
+    cores = os.cpu_count() or 1
+    add_parallel(parser, "read N shards at once, in processes (default: one per core)", cores)
 
 
 def _ratio(text: str) -> tuple[float, float, float]:
@@ -106,7 +110,7 @@ def _files(arguments: argparse.Namespace, facts: SetFacts, place: Place) -> list
     """Makes the files of the card, in memory."""
     folder = None if place.is_remote else place.folder
     path = place.folder / README
-    old = path.read_bytes().decode() if path.exists() else None
+    old = _text_of(path) if path.exists() else None
     given = Answers(
         arguments.name,
         arguments.license,
@@ -124,6 +128,13 @@ def _files(arguments: argparse.Namespace, facts: SetFacts, place: Place) -> list
     if arguments.energon:
         files += energon_files(facts, place.folder, arguments.energon_sample, arguments.energon_ratio)
     return files
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_bytes().decode()  # line ends stay as they are
+    except UnicodeDecodeError as error:
+        raise WdsError(f"{path} is not UTF-8 text: {error}") from error
 
 
 def _faults(files: Sequence[CardFile]) -> int:

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from torchdata_wds.errors import WdsError
 
-_FENCE = re.compile(r"\A---[ \t]*\n(.*?)^---[ \t]*(?:\n|\Z)", re.DOTALL | re.MULTILINE)
-_KEY = re.compile(r"([A-Za-z_][\w-]*)[ \t]*:(?:[ \t]|$)")
+_FENCE = re.compile(r"\A---[ \t\r]*\n(.*?)^---[ \t\r]*(?:\n|\Z)", re.DOTALL | re.MULTILINE)
+_KEY = re.compile(r"([A-Za-z_][\w-]*)[ \t]*:(?:[ \t\r]|$)")
 _PLAIN = re.compile(r"[A-Za-z_./][\w ./*-]*(?<! )")
 # a parser takes these for something else than text
 _WORDS = frozenset({"true", "false", "null", "yes", "no", "on", "off", "y", "n", ".nan", ".inf"})
@@ -42,7 +42,7 @@ def divide(readme: str) -> tuple[list[Entry], str]:
         if start is not None:
             entries.append(Entry(start[1], pending + line))
             pending = ""
-        elif entries and (line[0] in " \t\n-" or not line.strip()) and not pending:
+        elif entries and (line[0] in " \t\r\n-" or not line.strip()) and not pending:
             entries[-1] = Entry(entries[-1].key, entries[-1].text + line)
         elif line.startswith("#") or not line.strip():
             pending += line

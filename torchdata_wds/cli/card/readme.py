@@ -1,5 +1,6 @@
 """The README of a data set: front matter for the hub, and a part about the shards; all other text stays as it is."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -9,6 +10,7 @@ from torchdata_wds.cli.card.front_matter import divide, replace, scalar_of, with
 from torchdata_wds.cli.card.hub import TAG, hub_values, path_patterns
 from torchdata_wds.cli.card.set_facts import SetFacts, total_bytes
 from torchdata_wds.cli.terminal import counted
+from torchdata_wds.workers.stats.reports.amounts import size_text
 
 _BEGIN = "<!-- wds card: the next run replaces this part, up to its end -->"
 _END = "<!-- end of wds card -->"
@@ -58,17 +60,17 @@ def updated_readme(readme: str | None, facts: SetFacts, answers: Answers, name: 
 def _part_lines(facts: SetFacts, folder: Path | None) -> Iterator[str]:
     yield f"{counted(facts.samples, 'sample')} in {counted(len(facts.shards), 'shard')} of WebDataset (tar archives)."
     yield ""
-    yield "| split | samples | shards | bytes |"
+    yield "| split | samples | shards | size |"
     yield "|---|---|---|---|"
     splits = facts.by_split()
     for split, shards in splits.items():
         samples, size = sum(shard.samples for shard in shards), total_bytes(shards)
-        yield f"| {split} | {samples:,} | {len(shards):,} | {'' if size is None else f'{size:,}'} |"
+        yield f"| {split} | {samples:,} | {len(shards):,} | {'' if size is None else size_text(size)} |"
     yield ""
-    yield "| field | content | samples | bytes | mean |"
+    yield "| field | content | samples | size | mean |"
     yield "|---|---|---|---|---|"
     for name, (samples, size) in sorted(facts.fields.items()):
-        yield f"| {_code(name)} | {kind_of(name)} | {samples:,} | {size:,} | {size / samples:,.0f} |"
+        yield f"| {_code(name)} | {kind_of(name)} | {samples:,} | {size_text(size)} | {size_text(size / samples)} |"
     yield ""
     split, shards = next(iter(splits.items()))
     patterns = path_patterns([shard.path for shard in shards], folder)
@@ -90,16 +92,16 @@ def _example(split: str, shards: str | list[str], *, is_local: bool) -> Iterator
     yield "```python"
     yield "from torchdata_wds import WebDataset"
     yield ""
-    yield f"samples = WebDataset({shards!r})"
+    yield f"samples = WebDataset({json.dumps(shards)})"
     yield "```"
     yield ""
     yield "```python"
     if is_local and isinstance(shards, str):
         yield "import glob"
         yield ""
-        shown = f"sorted(glob.glob({shards!r}))"
+        shown = f"sorted(glob.glob({json.dumps(shards)}))"
     else:
-        shown = repr(shards)
+        shown = json.dumps(shards)
     yield "import webdataset"
     yield ""
     yield f"samples = webdataset.WebDataset({shown}, shardshuffle=False)"
@@ -108,5 +110,5 @@ def _example(split: str, shards: str | list[str], *, is_local: bool) -> Iterator
     yield "```python"
     yield "from datasets import load_dataset"
     yield ""
-    yield f'samples = load_dataset(".", split={split!r}, streaming=True)'
+    yield f'samples = load_dataset(".", split={json.dumps(split)}, streaming=True)'
     yield "```"

@@ -75,12 +75,12 @@ def content_bytes(shards: Sequence[ShardFacts]) -> int:
 def describe_shard(job: tuple[str, str], *, hashed: bool, indexed: bool) -> ShardFacts:
     """Describes a shard, given as its URL and its name in the card.
 
-    The index beside it is used where it fits; otherwise the headers are read, and nothing is written. `hashed` adds the
-    digest, for which the shard is read if its index has none; `indexed` keeps the index.
+    The index beside it is used where it fits and says enough; otherwise the headers are read, and nothing is written.
+    `hashed` adds the digest, for which the shard is read if its index has none; `indexed` keeps the index.
     """
     url, path = job
     index = existing_index(url, "first_dot")
-    if index is not None:
+    if index is not None and not (indexed and index.header.special is None):
         try:
             return _described(url, path, index, hashed, indexed)
         except ShardFormatError:

@@ -3,13 +3,14 @@
 import json
 import logging
 from dataclasses import replace
-from typing import Any
+from random import Random
+from typing import Any, get_args
 
 import pytest
 
 from torchdata_wds.workers.stats.figures import At, Figures, SourceFigures, StageFigures, Waits, WorkerFigures
 from torchdata_wds.workers.stats.loader_stats import LoaderStats, RankStats, log_epoch, logs_epochs
-from torchdata_wds.workers.stats.reports.verdict import Verdict, judge
+from torchdata_wds.workers.stats.reports.verdict import Kind, Verdict, judge
 
 SECONDS = 10.0
 SERVER = "https://data.example.org"
@@ -219,6 +220,34 @@ def test_report_shows_skips_and_masks_nothing_away_when_names_are_long() -> None
     assert "1,234,567" in text
     assert "7 ValueError" in text
     assert sum(line[:1].isdigit() for line in text.splitlines()) == 8  # of 40 workers
+
+
+def test_report_can_be_written_of_any_figures() -> None:
+    """Of every kind, and of figures that contradict each other."""
+    random, kinds = Random(1), set()
+
+    def amount() -> float:
+        return random.choice([0.0, 0.0, 1e-7, 0.3, 2.0, 9.0])
+
+    def count() -> int:
+        return random.choice([0, 1, 7, 200, 10**9])
+
+    def source() -> SourceFigures:
+        return SourceFigures(SERVER, count(), count(), amount(), amount(), amount(), count())
+
+    for _ in range(1000):
+        found = [
+            WorkerFigures(n, amount(), amount(), amount(), amount(), count(), None, amount(), amount())
+            for n in range(random.choice([0, 1, 2, 3, 30]))
+        ]
+        stages = [StageFigures(DECODE, bool(n % 2), None, count(), amount()) for n in range(random.randrange(3))]
+        sources = [source() for _ in range(random.randrange(2))]
+        waits = Waits(count(), amount(), amount(), amount(), amount(), random.choice([0.0, amount()]))
+        parts: Any = map(tuple, (found, stages, sources))
+        seconds = random.choice([0.0, 10.0, 1e5])
+        made = Figures(seconds, count(), count(), count(), waits, count(), count(), *parts)
+        kinds.add(verdict(made, random.randrange(2), cpus=random.choice([0, 1, 8]), num_workers=len(found)).kind)
+    assert len(kinds) >= len(get_args(Kind)) - 2
 
 
 def test_ranks_are_compared_when_there_are_several() -> None:

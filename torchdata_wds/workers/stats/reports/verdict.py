@@ -64,7 +64,7 @@ def judge(figures: Figures, options: Mapping[str, int], epoch: int = 0) -> Verdi
 
 def _too_little(case: Case) -> Verdict | None:
     waits = case.waits
-    seconds = waits.waited + waits.elsewhere - waits.first
+    seconds = min(waits.waited + waits.elsewhere - waits.first, case.seconds)
     is_little = waits.count < _LEAST_ITEMS or seconds < _LEAST_SECONDS
     return Verdict("unknown", share=case.share) if is_little else None
 

@@ -44,7 +44,7 @@ SLOW = {"frameworks"}
 #: What README's training loop prints.
 LOSSES = r"epoch 0: loss \d+\.\d\d\nepoch 1: loss \d+\.\d\d\n"
 #: What the blocks of the manual may import, and a reader need not have.
-FRAMEWORKS = ("accelerate", "lightning", "transformers")
+FRAMEWORKS = ("accelerate", "lightning", "prometheus_client", "tensorboard", "transformers")
 
 
 class Block(NamedTuple):

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch.utils.data.datapipes.iter import IterableWrapper
 
-from torchdata_wds import WebDataset, image_decoder
+from torchdata_wds import WebDataset, image_decoder, wds_collate
 from torchdata_wds.workers.stats.graph_facts import graph_facts
 
 
@@ -33,6 +33,7 @@ def test_facts_are_those_of_the_stages(tmp_path: Any) -> None:
     plain = graph_facts([WebDataset("a.tar")])
     assert {plain[name] for name in ("read_ahead", "caches", "batches", "images", "arrays", "shrinks")} == {0}
     pipe = WebDataset("a.tar", decoder="rgb8", read_ahead=3, cache_dir=tmp_path, extensions="jpg").batch(4)
+    assert [graph_facts([found])["collates"] for found in (pipe, pipe.collate(wds_collate))] == [0, 1]
     facts = graph_facts([pipe])
     assert [facts[name] for name in ("read_ahead", "caches", "batches", "images", "arrays")] == [3, 1, 1, 1, 1]
     assert not facts["limits"]

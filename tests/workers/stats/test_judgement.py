@@ -105,7 +105,8 @@ def test_packing_items_is_transport_when_it_takes_most_of_the_work() -> None:
     found = [replace(worker, sending=6.0) for worker in workers((0.3, 0, 0, 0.9), (0.3, 0, 0, 0.9))]
     judged = verdict(figures(0.6, tuple(found), stage()))
     assert (judged.kind, judged.hints) == ("transport", ("batch",))
-    assert verdict(figures(0.6, tuple(found), stage()), batches=1).hints == ()
+    assert verdict(figures(0.6, tuple(found), stage()), batches=1, collates=0).hints == ("collate",)
+    assert verdict(figures(0.6, tuple(found), stage()), batches=1, collates=1).hints == ()
 
 
 def test_workers_are_uneven_when_most_have_nothing_to_do() -> None:

@@ -13,7 +13,7 @@ from torch.utils.data.graph import DataPipe
 
 from torchdata_wds.codecs.images.decoding import ImageDecoder
 from torchdata_wds.codecs.images.pixels import IMAGE_SPECS
-from torchdata_wds.pipes.chain_text import stages_of
+from torchdata_wds.pipes.chain_text import form_name, stages_of
 from torchdata_wds.pipes.pickling import parts_of
 from torchdata_wds.pipes.samples.decode import SampleDecoderIterDataPipe
 from torchdata_wds.pipes.shards.cache_shards import ShardCacherIterDataPipe
@@ -25,10 +25,10 @@ _DEEPEST = 3  # of lists, partials and composed transforms in which functions ar
 def graph_facts(branches: Iterable[DataPipe]) -> dict[str, int]:
     """Returns facts about the parts of a graph that workers run; `branches` are their last pipes.
 
-    ``read_ahead``: how many shards are opened ahead; ``caches``: whether shards are cached; ``batches``: whether items
-    are batched; ``images``: whether images are decoded; ``arrays``: whether to arrays or tensors, which simplejpeg can
-    do; ``limits``: whether all with a ``max_size``; ``shrinks``: whether a later function resizes or crops;
-    ``simplejpeg`` and ``isal``: whether these are installed.
+    ``read_ahead``: how many shards are opened ahead; ``caches``: whether shards are cached; ``batches``, ``collates``:
+    whether items are batched, and batches collated; ``images``: whether images are decoded; ``arrays``: whether to
+    arrays or tensors, which simplejpeg can do; ``limits``: whether all with a ``max_size``; ``shrinks``: whether a
+    later function resizes or crops; ``simplejpeg`` and ``isal``: whether these are installed.
     """
     pipes = [pipe for branch in branches for pipe in stages_of(branch)]
     decoders = list(_image_decoders(pipes))
@@ -36,6 +36,7 @@ def graph_facts(branches: Iterable[DataPipe]) -> dict[str, int]:
         "read_ahead": max((_ahead_of(pipe) for pipe in pipes if hasattr(pipe, "read_ahead")), default=0),
         "caches": int(any(isinstance(pipe, ShardCacherIterDataPipe) or getattr(pipe, "cache", None) for pipe in pipes)),
         "batches": int(any(hasattr(pipe, "batch_size") for pipe in pipes)),
+        "collates": int(any(form_name(pipe) == "collate" for pipe in pipes)),
         "images": int(bool(decoders)),
         "arrays": int(any(IMAGE_SPECS[decoder.spec].container != "pil" for decoder in decoders)),
         "limits": int(all(decoder.max_size is not None for decoder in decoders)),

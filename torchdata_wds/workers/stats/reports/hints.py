@@ -17,6 +17,7 @@ Hint = Literal[
     "cache_shards",
     "max_size",
     "batch",  # in the workers
+    "collate",  # the batches
     "prefetch_factor",
     "even_shards",  # as many for each worker
     "move_stage",  # one that follows .join_workers(), into the workers
@@ -53,6 +54,13 @@ def stage_hints(case: Case, stage: StageFigures) -> list[Hint]:
     if decodes and options.get("images", 0) and options.get("shrinks", 0) and not options.get("limits", 1):
         hints.append("max_size")
     return hints
+
+
+def transport_hints(case: Case) -> tuple[Hint, ...]:
+    """Returns what makes items cheaper to send: few large arrays instead of many objects."""
+    if not case.options.get("batches", 0):
+        return ("batch",)
+    return () if case.options.get("collates", 1) else ("collate",)
 
 
 def enough_workers(case: Case) -> int:

@@ -20,6 +20,7 @@ _HINTS = {
     "cache_shards": ".cache_shards(folder)",
     "max_size": "image_decoder(..., max_size=n), since the images are made smaller later",
     "batch": ".batch(n).collate(wds_collate) in the workers",
+    "collate": ".collate(wds_collate) after .batch(n)",
     "prefetch_factor": "prefetch_factor={ahead}",
     "even_shards": ".split_shards(index=True), or more shards than workers",
     "move_stage": "moving it before .join_workers()",
@@ -116,7 +117,7 @@ def _bursts(verdict: Verdict, case: Case) -> str:  # noqa: ARG001
 
 
 def _transport(verdict: Verdict, case: Case) -> str:
-    if verdict.part > 0.5:
+    if verdict.part:
         return f"{_loop(verdict)}, mostly for packing items, which is {share_text(verdict.part)} {_workers(case)}"
     ready = share_text(case.figures.found_ready / max(case.figures.asked, 1))
     wait = seconds_text(case.waits.waited / max(case.waits.count, 1))

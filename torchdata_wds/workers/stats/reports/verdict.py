@@ -9,7 +9,7 @@ from typing import Literal
 
 from torchdata_wds.workers.stats.figures import Figures, WorkerFigures
 from torchdata_wds.workers.stats.reports.cases import Case, load_of, slowest_of
-from torchdata_wds.workers.stats.reports.hints import Hint, enough_workers, source_hints, stage_hints
+from torchdata_wds.workers.stats.reports.hints import Hint, enough_workers, source_hints, stage_hints, transport_hints
 
 Kind = Literal[
     "unknown",  # there are too few figures
@@ -39,8 +39,8 @@ class Verdict:
         kind: What it is; "trainer" if the loader does not.
         subject: The stage, source or shard in question; "" if there is not one.
         share: The share of its time, from 0 to 1, that the training loop waits, without the wait for the first item.
-        part: The subject's part of the workers' work, from 0 to 1; for "main" that of the loop's waits, and for
-            "bursts" the share of their time in which workers are blocked.
+        part: The subject's part of the workers' work, from 0 to 1; for "main" that of the loop's waits, for "bursts"
+            the share of their time in which workers are blocked, for "transport" that of packing items, if it is slow.
         worker: The number of the worker in question, if there is one.
         hints: What to try.
         enough: How many workers to try, if "workers" is among the hints.
@@ -106,15 +106,15 @@ def _subject_of(slow: WorkerFigures, case: Case) -> str:
 
 
 def _transport(case: Case) -> Verdict | None:
-    """Finds that packing items in the workers, or taking them from messages that are ready, is what takes the time."""
+    """Finds that taking items from messages that are ready, or packing them in the workers, is what takes the time."""
     figures, waits = case.figures, case.waits
     is_ready = figures.asked >= 10 and figures.found_ready >= 0.7 * figures.asked and case.blocked >= 0.2
     # A late worker makes a few waits long; items that are slow to take make all waits alike.
-    is_alike = waits.p50 * waits.count >= waits.waited / 2 or waits.p99 < 0.02
-    if not case.count or not ((is_ready and is_alike) or case.sending > case.work / 2):
+    is_taking = is_ready and (waits.p50 * waits.count >= waits.waited / 2 or waits.p99 < 0.02)
+    if not case.count or not (is_taking or case.sending > case.work / 2):
         return None
-    hints: tuple[Hint, ...] = () if case.options.get("batches", 0) else ("batch",)
-    return Verdict("transport", "", case.share, case.part(case.sending), hints=hints)
+    part = 0.0 if is_taking else case.part(case.sending)
+    return Verdict("transport", "", case.share, part, hints=transport_hints(case))
 
 
 def _uneven(case: Case) -> Verdict | None:

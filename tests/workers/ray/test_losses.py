@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from itertools import islice
@@ -238,12 +239,35 @@ def test_error_says_so_when_an_actor_does_not_answer(cluster: DataCluster) -> No
         stopped = cluster.actors()[0].pid
         os.kill(stopped, signal.SIGSTOP)
         try:
-            with pytest.raises(RuntimeError, match=r"worker \d of 2 did not send its next item within timeout=5"):
+            found = (
+                rf"(?s)worker \d of 2 did not send its next item within timeout=5.*\(pid {stopped} on node [0-9.]+\): "
+            )
+            with pytest.raises(RuntimeError, match=found + r"is stopped \(SIGSTOP\)"):
                 list(items)
         finally:
             os.kill(stopped, signal.SIGCONT)
     del items, loader
     assert not left_in(cluster, after_error=True)
+
+
+def test_error_has_the_stack_when_an_actor_is_stuck(cluster: DataCluster) -> None:
+    """A task on its node, where the program does not run, asks for it by a signal."""
+    pipe = IterableWrapper(range(9)).sharding_filter().map(dead_lock)
+    found = r"(?s)within timeout=5.*worker 0 \(pid \d+ on node [0-9.]+\): in dead_lock, line \d+.* lock.acquire\(\)"
+    with (
+        WdsLoader(pipe, 1, timeout=5, pool=RayPool(**ON_DATA_NODES)) as loader,
+        pytest.raises(RuntimeError, match=found),
+    ):
+        list(loader)
+    del loader
+    assert not left_in(cluster, after_error=True)
+
+
+def dead_lock(number: int) -> int:
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire()
+    return number
 
 
 def slow_number(number: int) -> int:

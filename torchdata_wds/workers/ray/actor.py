@@ -26,6 +26,7 @@ from torchdata_wds.workers.ray.node_memory import ActorMemory, Meeting, told
 from torchdata_wds.workers.ray.shared_indexes import IndexReceiver
 from torchdata_wds.workers.stats.sampling.snapshot import Snapshot
 from torchdata_wds.workers.stats.sampling.tally import Tally
+from torchdata_wds.workers.stats.stack_file import StackFile
 
 _cloudpickle: Any = ray.cloudpickle  # without types
 _util: Any = ray.util
@@ -65,6 +66,8 @@ class StreamActor:
         self._number = number
         self._workers = workers
         self._graph: WorkerGraph | None = None
+        self._stacks = StackFile()
+        self._stacks.register()
         # The last messages, which may not arrive.
         self._sent: deque[_Sent] = deque(maxlen=ahead + 2)
         self._numbers = count()
@@ -81,10 +84,10 @@ class StreamActor:
         stack_in(self._memory.lend)
         Failure.dumps = _cloudpickle.dumps
 
-    def place(self) -> tuple[str, str, int]:
-        """Returns where this actor runs: the node's id and address, and the process."""
+    def place(self) -> tuple[str, str, int, int]:
+        """Returns where this actor runs: the parts of an `ActorPlace`."""
         node = ray.get_runtime_context().get_node_id()
-        return node, _util.get_node_ip_address(), os.getpid()
+        return node, _util.get_node_ip_address(), os.getpid(), self._stacks.descriptor
 
     def messages(
         self, graph: Any, order: Any, last: int, repeats: bool, meeting: Meeting | None

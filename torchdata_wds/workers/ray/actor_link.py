@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from math import inf
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from torchdata_wds.pipes.resume_facts import Facts
 from torchdata_wds.workers.processes.messages import Envelope, Message
 from torchdata_wds.workers.processes.shared_memory import Limits
+from torchdata_wds.workers.ray.actor_stacks import stacks_of
 from torchdata_wds.workers.ray.losses import ActorPlace, LostActorError, lost
 from torchdata_wds.workers.ray.node_memory import MappedMemory, Meeting
 from torchdata_wds.workers.stats.sampling.snapshot import Snapshot
@@ -156,13 +157,14 @@ class ActorLink(StreamLink):
             )
         return self.place
 
-    def state(self) -> WorkerState:
-        """Returns what is known about the actor."""
-        place = self.place
-        if place is None:
-            return WorkerState(None, "has not started")
-        note = "has made all its items of this epoch" if self._has_ended else "`ray stack` on that node shows its stack"
-        return WorkerState(place.process, note, place=f" on node {place.address}")
+    @property
+    def note(self) -> str:
+        """Why the actor's stack is not wanted, or not to be had; "" if it is."""
+        if self.place is None:
+            return "has not started"
+        if self._has_ended:
+            return "has made all its items of this epoch"
+        return "has items ready" if self.stream is not None and self.stream.next_ready() else ""
 
     def ask(self) -> Any:
         """Asks the actor where it runs; the answer is there at once if that is not reachable."""
@@ -198,6 +200,14 @@ class ActorLink(StreamLink):
             self._ray.kill(self._actor)
 
 
-def states_of(links: Sequence[ActorLink]) -> list[WorkerState]:
-    """Returns what each of some actors is at."""
-    return [link.state() for link in links]
+def states_of(ray: Any, links: Sequence[ActorLink], options: Mapping[str, Any]) -> list[WorkerState]:
+    """Returns what each of some actors is at; `options` are theirs."""
+    notes = [link.note for link in links]
+    asked = [link.place for link, note in zip(links, notes, strict=True) if link.place is not None and not note]
+    answers = iter(stacks_of(ray, asked, options))
+    found = []
+    for link, note in zip(links, notes, strict=True):
+        dump, why = ("", note) if note else next(answers)
+        process, where = (None, "") if link.place is None else (link.place.process, f" on node {link.place.address}")
+        found.append(WorkerState(process, why, dump, place=where))
+    return found

@@ -125,7 +125,7 @@ class ActorPool(StreamPool):
         from torchdata_wds.workers.ray import actor, shared_indexes  # they import Ray
 
         self._links: list[ActorLink] = []
-        super().__init__(options, _Board(), partial(states_of, self._links))
+        super().__init__(options, _Board(), partial(states_of, import_ray(), self._links, settings.actor_options))
         self._ray = import_ray()
         self._part = graph.datapipe
         self._settings = settings

@@ -14,6 +14,7 @@ class ActorPlace(NamedTuple):
     node: str  # its id
     address: str
     process: int
+    stacks: int = -1  # its descriptor of the file for its stacks
 
     def __str__(self) -> str:
         return f"node {self.address} ({self.node[:12]}), pid {self.process}"

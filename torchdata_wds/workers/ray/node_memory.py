@@ -37,7 +37,7 @@ class Meeting(NamedTuple):
         # The node is compared too, since clusters for tests have several nodes on one machine. Containers of one node
         # may number their processes apart, so that another process has that number here: it has no such token.
         # What that has under the descriptor may be a pipe, whose data would be taken from it.
-        path = _path(self.process, self.descriptor)
+        path = path_of(self.process, self.descriptor)
         with suppress(OSError):
             is_own = node == self.node and Path(f"/proc/{self.process}").stat().st_uid == os.geteuid()
             return (
@@ -102,10 +102,11 @@ class MappedMemory:
         """Returns the memory of segments of a process; raises an OSError if that does not let this one open them."""
         for number, serial, descriptor in segments:
             if self._serials.get(number) != serial:
-                self._table.add(number, os.open(_path(process, descriptor), os.O_RDWR))
+                self._table.add(number, os.open(path_of(process, descriptor), os.O_RDWR))
                 self._serials[number] = serial
         return {number: self._table.lease(number) for number, _, _ in segments}
 
 
-def _path(process: int, descriptor: int) -> Path:
+def path_of(process: int, descriptor: int) -> Path:
+    """Returns where Linux shows an open file of a process."""
     return Path(f"/proc/{process}/fd/{descriptor}")

@@ -33,11 +33,11 @@ _STATES = {"T": "is stopped (SIGSTOP)", "t": "is stopped by a debugger", "D": "w
 class StackFile:
     """The file to which a worker writes its stacks; it is passed to the worker when that starts."""
 
-    def __init__(self, descriptor: int | None = None) -> None:
+    def __init__(self, descriptor: int | None = None, *, is_ready: bool = False) -> None:
         self._descriptor = open_memory_file(0) if descriptor is None else descriptor
         # Both processes share its position: this one empties it, and the other writes at its end.
         fcntl.fcntl(self._descriptor, fcntl.F_SETFL, os.O_APPEND)
-        self._mark = b""
+        self._mark = _READY if is_ready else b""
         self._is_owed = False  # whether an answer has not come yet
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -53,6 +53,11 @@ class StackFile:
             faulthandler.register(SIGNAL, file=self._descriptor, all_threads=True)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, [SIGNAL])  # the program may have blocked all signals
         os.write(self._descriptor, self._mark)
+
+    @property
+    def descriptor(self) -> int:
+        """The descriptor in this process; -1 if it cannot be asked."""
+        return -1 if self._mark == _TAKEN else self._descriptor
 
     @property
     def obstacle(self) -> str:

@@ -22,7 +22,7 @@ from torchdata_wds.workers.processes.worker import Failure, Order
 from torchdata_wds.workers.resume.checkpoints import Streams
 from torchdata_wds.workers.resume.ordered import Gap
 from torchdata_wds.workers.stats.sampling.snapshot import Snapshot
-from torchdata_wds.workers.stats.stalls import StallWatch, States
+from torchdata_wds.workers.stats.stalls.watch import StallWatch, States
 
 _READY = 0.001  # a message that takes fewer seconds was there
 END: Final = object()  # marks the end of a worker's stream

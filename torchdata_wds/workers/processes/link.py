@@ -21,8 +21,8 @@ from torchdata_wds.workers.processes.messages import Message, Receiver, open_cha
 from torchdata_wds.workers.processes.shared_memory import Limits
 from torchdata_wds.workers.processes.worker import CHECK_INTERVAL, GRACE, NoticeBoard, Order, WorkerGraph, run_worker
 from torchdata_wds.workers.stats.sampling.snapshot import Snapshot, SnapshotMemory
-from torchdata_wds.workers.stats.stack_file import StackFile, collect, state_of
-from torchdata_wds.workers.stats.stalls import WorkerState
+from torchdata_wds.workers.stats.stalls.stack_file import StackFile, collect, state_of
+from torchdata_wds.workers.stats.stalls.watch import WorkerState
 from torchdata_wds.workers.stream_pool import StreamLink
 
 _PATIENCE = GRACE + CHECK_INTERVAL + 1  # how many seconds a worker may take to end; its guard normally ends it sooner

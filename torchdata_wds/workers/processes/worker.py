@@ -39,7 +39,7 @@ from torchdata_wds.workers.processes.shared_memory import Limits, SegmentPool
 from torchdata_wds.workers.resume.stream import Point, Stream, WorkerFunctions
 from torchdata_wds.workers.stats.sampling.snapshot import SnapshotMemory
 from torchdata_wds.workers.stats.sampling.tally import Tally
-from torchdata_wds.workers.stats.stack_file import StackFile
+from torchdata_wds.workers.stats.stalls.stack_file import StackFile
 
 
 class NoticeBoard(ctypes.Structure):

@@ -26,7 +26,7 @@ from torchdata_wds.workers.ray.node_memory import ActorMemory, Meeting, told
 from torchdata_wds.workers.ray.shared_indexes import IndexReceiver
 from torchdata_wds.workers.stats.sampling.snapshot import Snapshot
 from torchdata_wds.workers.stats.sampling.tally import Tally
-from torchdata_wds.workers.stats.stack_file import StackFile
+from torchdata_wds.workers.stats.stalls.stack_file import StackFile
 
 _cloudpickle: Any = ray.cloudpickle  # without types
 _util: Any = ray.util

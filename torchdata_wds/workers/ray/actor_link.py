@@ -15,7 +15,7 @@ from torchdata_wds.workers.ray.actor_stacks import stacks_of
 from torchdata_wds.workers.ray.losses import ActorPlace, LostActorError, lost
 from torchdata_wds.workers.ray.node_memory import MappedMemory, Meeting
 from torchdata_wds.workers.stats.sampling.snapshot import Snapshot
-from torchdata_wds.workers.stats.stalls import StallWatch, WorkerState
+from torchdata_wds.workers.stats.stalls.watch import StallWatch, WorkerState
 from torchdata_wds.workers.stream_pool import StreamLink
 
 logger = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from torchdata_wds.workers.processes.shared_memory import MEMORY_NAME
 from torchdata_wds.workers.ray.losses import ActorPlace
 from torchdata_wds.workers.ray.node_memory import path_of
-from torchdata_wds.workers.stats.stack_file import StackFile, collect, state_of
+from torchdata_wds.workers.stats.stalls.stack_file import StackFile, collect, state_of
 
 _ANSWER = 1.0  # how many seconds actors may take to write their stacks
 _TASK = 15.0  # and how many a task, which Ray may have to start a process for

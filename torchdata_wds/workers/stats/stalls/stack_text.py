@@ -12,7 +12,7 @@ import torch.utils.data
 
 _LINE = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)')
 _HEADER = re.compile(r"(Current thread|Thread) 0x")
-_PACKAGE = str(Path(__file__).parents[2]) + "/"
+_PACKAGE = str(Path(__file__).parents[3]) + "/"
 _STORAGE = _PACKAGE + "storage/"
 _WORKERS = _PACKAGE + "workers/"
 _TORCH_DATA = str(Path(torch.utils.data.__file__).parent) + "/"

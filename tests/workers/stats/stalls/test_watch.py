@@ -23,13 +23,13 @@ from tests.kits.shards import tar_bytes
 from tests.kits.workers_kit import FRONTS, engine_of, loader_of, time_limit
 from torchdata_wds.consumers import Place
 from torchdata_wds.workers.processes import link, worker
-from torchdata_wds.workers.stats.stack_file import SIGNAL, StackFile, collect
-from torchdata_wds.workers.stats.stacks import shortened, stacks_in, working
-from torchdata_wds.workers.stats.stalls import StallWatch, WorkerState
+from torchdata_wds.workers.stats.stalls.stack_file import SIGNAL, StackFile, collect
+from torchdata_wds.workers.stats.stalls.stack_text import shortened, stacks_in, working
+from torchdata_wds.workers.stats.stalls.watch import StallWatch, WorkerState
 
 _LOCK = threading.Lock()
 _STUCK = multiprocessing.get_context("fork").Semaphore(0)  # counts the workers that are about to get stuck
-LOGGER = "torchdata_wds.workers.stats.stalls"
+LOGGER = "torchdata_wds.workers.stats.stalls.watch"
 
 
 @pytest.fixture(autouse=True)

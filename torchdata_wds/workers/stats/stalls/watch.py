@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeVar
 
 from torchdata_wds.consumers import Place
 from torchdata_wds.workers.stats.figures import At
-from torchdata_wds.workers.stats.stacks import place_in, shortened, stacks_in, working
+from torchdata_wds.workers.stats.stalls.stack_text import place_in, shortened, stacks_in, working
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -1,0 +1,1 @@
+"""Notices that a loader stalls, and finds the stacks that hold it up."""

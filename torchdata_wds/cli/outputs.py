@@ -195,6 +195,12 @@ def write_line(line: str | bytes) -> None:
         sys.stdout.buffer.flush()
 
 
+def check_target(url: str, *, overwrite: bool) -> None:
+    """Raises now what opening a target would raise later; commands are not tried, which would see an empty file."""
+    if scheme_of(url) != "pipe":
+        open_target(url, overwrite=overwrite).abort()
+
+
 def write_whole(pieces: Iterable[bytes], url: str, *, overwrite: bool) -> None:
     """Writes a file that appears only when it is complete; `pieces` are not read before the target is open."""
     target = open_target(url, overwrite=overwrite)

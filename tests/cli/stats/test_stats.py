@@ -94,12 +94,12 @@ def test_stats_counts_labels_when_short_values_repeat(shard: str) -> None:
 def test_stats_names_what_is_odd_with_examples(shard: str) -> None:
     """Fields that some lack, empty members, images that are none, keys that do not follow each other."""
     done = run_wds("stats", shard)
-    assert "1 sample lacks jpg, which most have: odd2" in done.text
-    assert "2 samples lack txt, which most have: odd1" in done.text
-    assert "only 1 sample has npy: odd1" in done.text
+    assert "jpg is missing in 1 of 14 samples: odd2" in done.text
+    assert "txt is missing in 2 of 14 samples: odd1" in done.text
+    assert "npy is in 1 of 14 samples: odd1" in done.text
     assert "1 sample has an empty npy (0 bytes): odd1" in done.text
     assert "1 header of jpg cannot be read: not an image of a known format: odd1" in done.text
-    assert "1 shard is not in the order of keys: odd1" in done.text
+    assert "1 shard is not sorted by key: odd1" in done.text
 
 
 def test_stats_finds_duplicates_and_repeated_keys_over_shards(tmp_path: Path) -> None:
@@ -172,7 +172,8 @@ def test_stats_writes_a_file_when_asked(tmp_path: Path, shard: str) -> None:
     path = tmp_path / "stats.json"
     assert run_wds("stats", "--json", path, shard).out == b""
     assert json.loads(path.read_text()) == figures_of(shard)
-    assert run_wds("stats", "--json", path, shard).status == 1
+    refused = run_wds("stats", "--json", path, "missing.tar")
+    assert (refused.status, "--force" in refused.err) == (1, True)  # before anything is read
     assert run_wds("stats", "--json", path, "--force", shard).status == 0
     refused = run_wds("stats", "--json", shard)
     assert (refused.status, "--json -" in refused.err) == (2, True)
@@ -193,7 +194,7 @@ def test_stats_keeps_terminal_codes_out(tmp_path: Path) -> None:
     path = write_tar(tmp_path / "x.tar", [(f"{key}.f\x1b[2J", b"\t1") for key in ("k\x1b[31m", "l\u202e")])
     done = run_wds("stats", path)
     assert "\x1b" not in done.text + done.err
-    assert "2 keys are not all printable characters: k\\x1b[31m" in done.text
+    assert "2 keys have characters that do not print: k\\x1b[31m" in done.text
 
 
 def test_stats_counts_many_fields_in_bounded_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import os
 
 from torchdata_wds.cli.command import Command, UsageError, add_force, add_parallel, option, positive_number
 from torchdata_wds.cli.inputs import add_input_arguments
-from torchdata_wds.cli.outputs import one_output, write_line, write_whole
+from torchdata_wds.cli.outputs import check_target, one_output, write_line, write_whole
 from torchdata_wds.cli.stats.counting import count_dataset
 from torchdata_wds.cli.stats.figures import as_plain, summarize_dataset
 from torchdata_wds.cli.stats.page import write_page
@@ -45,6 +45,9 @@ def _page_name(text: str) -> str:
 def _run(arguments: argparse.Namespace) -> int:
     if not arguments.shards and arguments.json not in (None, STDIN) and mask_url(arguments.json).endswith(".tar"):
         raise UsageError("--json takes the file to write: for standard output, write --json -")
+    for target in (arguments.out, arguments.json):
+        if target not in (None, STDIN):
+            check_target(target, overwrite=arguments.force)
     tally = count_dataset(arguments, arguments.parallel)
     figures = summarize_dataset(tally, arguments.top)
     if arguments.json == STDIN:

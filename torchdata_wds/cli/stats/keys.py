@@ -10,7 +10,7 @@ import numpy as np
 
 from torchdata_wds.cli.stats.tallies import Examples, Place
 
-UNSORTED = "out of order"
+UNSORTED = "unsorted"
 LONGEST_KEY = 200  # characters; more do not fit into a file's name everywhere
 
 Hashes = np.ndarray[Any, np.dtype[np.uint64]]
@@ -66,15 +66,15 @@ class KeyTally:
 
 
 def odd_reasons(key: str) -> Iterator[str]:
-    """Yields what is odd about a key in itself."""
+    """Yields a word for each thing that is odd about a key in itself."""
     if "\\x" in key:
-        yield "not UTF-8"  # the reader writes other bytes as \\xNN
+        yield "key-not-utf-8"  # the reader writes other bytes as \\xNN
     if not key.isprintable():
-        yield "not all printable characters"
+        yield "key-not-printable"
     if key != key.strip():
-        yield "with blanks at an end"
+        yield "key-blank-ends"
     if len(key) > LONGEST_KEY:
-        yield f"longer than {LONGEST_KEY} characters"
+        yield "key-long"
 
 
 def _hashes(keys: list[str]) -> Hashes:

@@ -51,16 +51,10 @@ def make_histogram(values: Integers, low: int, high: int) -> Histogram:
 
 
 def _even_edges(low: int, high: int) -> list[int]:
-    step = 1
-    for factor in _cycle_of_steps():
-        step = factor
-        if (high // step) - (low // step) < _MOST_BINS:
-            break
+    """Returns multiples of 1, 2, 5, 10, 20, ...: for 64 to 160 those of 5, which are 60, 65, ..., 165."""
+    steps = (factor * 10**power for power in range(20) for factor in (1, 2, 5))
+    step = next(step for step in steps if high // step - low // step < _MOST_BINS)
     return list(range(low // step * step, (high // step + 2) * step, step))
-
-
-def _cycle_of_steps() -> list[int]:
-    return [factor * 10**power for power in range(19) for factor in (1, 2, 5)]
 
 
 def _growing_edges(low: int, high: int) -> list[int]:

@@ -5,11 +5,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from torchdata_wds.cli.stats.counting import DatasetTally
-from torchdata_wds.cli.stats.keys import UNSORTED
+from torchdata_wds.cli.stats.keys import LONGEST_KEY, UNSORTED
 from torchdata_wds.cli.stats.repeats import Places, find_repeats, joined_keys
 from torchdata_wds.cli.stats.tallies import Examples, Place
 from torchdata_wds.cli.terminal import counted
 
+_REASONS = {
+    "key-not-utf-8": ("key is not UTF-8", "keys are not UTF-8"),
+    "key-not-printable": ("key has characters that do not print", "keys have characters that do not print"),
+    "key-blank-ends": ("key begins or ends with a blank", "keys begin or end with a blank"),
+    "key-long": (f"key is longer than {LONGEST_KEY} characters", f"keys are longer than {LONGEST_KEY} characters"),
+}
 _MOST_RARE = 20  # fields; of more, only the number is told
 
 
@@ -58,7 +64,7 @@ def _odd_fields(tally: DatasetTally) -> Iterator[Oddity]:
         lacks = tally.samples - has
         if not lacks:
             continue
-        is_usual = has > lacks
+        is_usual = has >= lacks
         rare += not is_usual
         if rare > _MOST_RARE and not is_usual:
             continue
@@ -67,13 +73,13 @@ def _odd_fields(tally: DatasetTally) -> Iterator[Oddity]:
             if (name in fields) != is_usual:
                 examples.note(Place(shard, key))
         if is_usual:
-            text = f"{counted(lacks, 'sample lacks', 'samples lack')} {name}, which most have"
+            text = f"{name} is missing in {lacks:,} of {counted(tally.samples, 'sample')}"
             yield Oddity("missing-field", text, lacks, examples)
         else:
-            yield Oddity("rare-field", f"only {counted(has, 'sample has', 'samples have')} {name}", has, examples)
+            yield Oddity("rare-field", f"{name} is in {has:,} of {counted(tally.samples, 'sample')}", has, examples)
     if rare > _MOST_RARE:
-        more = counted(rare - _MOST_RARE, "more field")
-        yield Oddity("rare-fields", f"fewer than half of the samples have {more}", rare - _MOST_RARE)
+        more = counted(rare - _MOST_RARE, "more field is", "more fields are")
+        yield Oddity("rare-fields", f"{more} in fewer than half of the samples", rare - _MOST_RARE)
     for names in spelled.values():
         if len(names) > 1:
             yield Oddity("field-case", f"fields differ only by case: {', '.join(sorted(names))}", len(names))
@@ -108,10 +114,9 @@ def _odd_keys(tally: DatasetTally, places: Places) -> Iterator[Oddity]:
         for reason, found in keys.examples.items():
             examples[reason].update(found)
     for reason, count in sorted(reasons.items()):
-        text = f"{counted(count, 'key is', 'keys are')} {reason}"
-        yield Oddity("odd-key", text, count, examples[reason])
+        yield Oddity(reason, counted(count, *_REASONS[reason]), count, examples[reason])
     if unsorted := sum(keys.unsorted > 0 for keys in tally.keys):
-        text = f"{counted(unsorted, 'shard is', 'shards are')} not in the order of keys"
+        text = f"{counted(unsorted, 'shard is', 'shards are')} not sorted by key"
         yield Oddity("unsorted", text, unsorted, examples[UNSORTED])
 
 

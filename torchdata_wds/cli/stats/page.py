@@ -22,7 +22,8 @@ h3 { font-size: .95em; margin: 0 0 .4em; overflow-wrap: anywhere }
 p { margin: .2em 0 .6em; color: var(--faint); overflow-wrap: anywhere }
 dl { display: flex; flex-wrap: wrap; gap: .6em 2.4em; margin: .5em 0 } dt { color: var(--faint); font-size: .85em }
 dd { margin: 0; font-size: 1.5em; font-variant-numeric: tabular-nums }
-.wide { overflow-x: auto } .grid { display: grid; gap: 1.4em 2em }
+.wide { overflow-x: auto } .grid + .wide { margin-top: 1em }
+ .grid { display: grid; gap: 1.4em 2em }
 .grid { grid-template-columns: repeat(auto-fill, minmax(min(20em, 100%), 1fr)) } .grid > div { min-width: 0 }
 table { width: 100% } th { font-weight: 600; color: var(--faint); white-space: nowrap }
 td { border-top: 1px solid var(--line); overflow-wrap: anywhere } td:last-child, th:last-child { padding-right: 0 }
@@ -74,8 +75,8 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[str]], classes: Sequen
     return f'<div class="wide"><table>\n{"".join(lines)}</table></div>\n'
 
 
-def _more(left_out: int, noun: str) -> str:
-    return f"<p>and {counted(left_out, f'more {noun}')}: see --json</p>\n" if left_out > 0 else ""
+def _more(left_out: int, noun: str, where: str = ": see --json") -> str:
+    return f"<p>and {left_out:,} more {noun}{where}</p>\n" if left_out > 0 else ""
 
 
 def _tiles(figures: DatasetFigures) -> str:
@@ -101,7 +102,7 @@ def _field_table(figures: DatasetFigures) -> str:
         part = share(field.samples, figures.samples), charts.bar(field.samples, figures.samples)
         cells = map(size_text, numbers)
         rows.append((page_text(field.field), f"{field.samples:,}", *part, *cells, charts.spark(sizes.histogram)))
-    table = _table(header, rows, classes) + _more(len(figures.fields) - _MOST_ROWS, "field")
+    table = _table(header, rows, classes) + _more(len(figures.fields) - _MOST_ROWS, "fields")
     others = counted(figures.other_fields, "member")
     return table + (f"<p>and {others} of other fields</p>\n" if figures.other_fields else "")
 
@@ -165,7 +166,7 @@ def _duplicates(figures: DatasetFigures) -> Iterator[str]:
     for text, repeats in duplicate_lines(figures):
         rows = [(f"{group.samples:,}", page_text(_group_text(group))) for group in repeats.examples]
         yield f"<p>{page_text(text)}</p>\n" + _table(("samples", "the first"), rows, ("number", ""))
-        yield _more(repeats.groups - len(rows), "group")
+        yield _more(repeats.groups - len(rows), "groups", "")
 
 
 def _group_text(group: Group) -> str:
@@ -176,7 +177,7 @@ def _group_text(group: Group) -> str:
 def _oddities(figures: DatasetFigures) -> str:
     rows = [(page_text(odd.text), page_text(places_text(odd.examples))) for odd in figures.oddities[:_MOST_ROWS]]
     table = _table(("what", "for example"), rows, ("", "")) if rows else ""
-    return table + _more(len(figures.oddities) - _MOST_ROWS, "oddity")
+    return table + _more(len(figures.oddities) - _MOST_ROWS, "oddities")
 
 
 def _shards(figures: DatasetFigures) -> str:
@@ -190,4 +191,4 @@ def _shards(figures: DatasetFigures) -> str:
         for shard in figures.shards[:_MOST_ROWS]
     ]
     table = _table(("shard", "samples", "content", ""), rows, ("", "number", "number", "bars")) if rows else ""
-    return "".join(pieces) + table + _more(len(figures.shards) - _MOST_ROWS, "shard")
+    return "".join(pieces) + table + _more(len(figures.shards) - _MOST_ROWS, "shards")

@@ -50,8 +50,8 @@ def duplicate_lines(figures: DatasetFigures) -> Iterator[tuple[str, Repeats]]:
         what = counted(same.repeated, "sample repeats", "samples repeat")
         yield f"{what} all content of an earlier one: {counted(same.groups, 'group')}", same
     if largest.samples:
-        what = counted(largest.samples, "sample shares", "samples share")
-        yield f"{what} the largest field with others, but not all fields: {counted(largest.groups, 'group')}", largest
+        what = f"{largest.samples:,} samples have the same largest field as others, but differ in the rest"
+        yield f"{what}: {counted(largest.groups, 'group')}", largest
 
 
 def range_text(numbers: NumberFigures, form: Callable[[int], str]) -> str:

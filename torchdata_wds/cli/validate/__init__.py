@@ -21,13 +21,13 @@ from torchdata_wds.cli.command import Command, UsageError, flag, option
 from torchdata_wds.cli.inputs import add_input_arguments, list_all_inputs, part_of
 from torchdata_wds.cli.jobs import map_in_order
 from torchdata_wds.cli.map.shard_tasks import is_target_pattern, name_targets
-from torchdata_wds.cli.outputs import SampleOutput
+from torchdata_wds.cli.outputs import SampleOutput, check_target
 from torchdata_wds.cli.terminal import Progress, counted, discard_output, paused, printable, say, stdout_is_apart
 from torchdata_wds.cli.validate.findings import FieldChecker, FieldSets, Finding, Level, RepairPlan, ShardReport
 from torchdata_wds.cli.validate.shard_validation import CheckedSample, ShardValidation, ValidationRules, report_shard
 from torchdata_wds.errors import SampleError, ShardFormatError, ShardListError, cli_message
-from torchdata_wds.storage import can_reopen, mask_url, open_target
-from torchdata_wds.storage.urls import STDIN, is_local, local_path, scheme_of
+from torchdata_wds.storage import can_reopen, mask_url
+from torchdata_wds.storage.urls import STDIN, is_local, local_path
 
 _MOST = 20
 
@@ -167,11 +167,10 @@ def _targets(arguments: argparse.Namespace, urls: Sequence[str], listed: Sequenc
             raise UsageError(f"--fix: {error}") from error
         targets = part_of(targets, arguments.part) if urls else ()  # an empty part was reported before
     for target in targets:
-        # A target that cannot be written must fail now, not after everything was read. Commands are not tried, which
-        # would see an empty shard; nor are new folders, which are made when there is something to write.
+        # not new folders, which are made when there is something to write
         is_new = has_many and is_local(target) and not Path(local_path(target)).parent.exists()
-        if scheme_of(target) != "pipe" and not is_new:
-            open_target(target, overwrite=arguments.force).abort()
+        if not is_new:
+            check_target(target, overwrite=arguments.force)
     return targets
 
 

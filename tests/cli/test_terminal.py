@@ -1,15 +1,9 @@
 """Names of strangers on a terminal, and shortened texts."""
 
-import io
-import sys
-import threading
-
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchdata_wds.cli import terminal
-from torchdata_wds.cli.terminal import Progress, printable, shorten
+from torchdata_wds.cli.terminal import printable, shorten
 
 
 def test_printable_escapes_when_a_character_would_act() -> None:
@@ -38,31 +32,3 @@ def test_shorten_middle_keeps_both_ends_when_cut() -> None:
     """Keys of one folder differ at their ends."""
     assert shorten("train/000/000123", 9, middle=True) == "tra...123"
     assert shorten("train/000/000123", 9) == "train/..."
-
-
-def test_progress_shows_a_note_when_it_is_not_on_a_terminal(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """In a line every few seconds; the last line is left to a command that summarizes."""
-    monkeypatch.setattr(terminal, "_SECONDS", 0.0)
-    with Progress("shards", 2, summarizes=True) as progress:
-        progress.advance(note="5 samples")
-        progress.advance()
-    assert capsys.readouterr().err == "1 of 2 shards, 5 samples\n2 of 2 shards\n"
-    monkeypatch.setattr(terminal, "_SECONDS", 100.0)
-    for summarizes in (True, False):
-        with Progress("shards", 2, summarizes=summarizes) as progress:
-            progress.advance(note="5 samples")
-        assert capsys.readouterr().err == ("" if summarizes else "1 of 2 shards, 5 samples\n")
-
-
-def test_progress_starts_no_thread_when_it_is_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Processes are not forked beside one, and take seconds to start otherwise."""
-    shown = io.StringIO()
-    shown.isatty = lambda: True  # type: ignore[method-assign]
-    monkeypatch.setattr(sys, "stderr", shown)
-    before = threading.active_count()
-    with Progress("shards", 2) as progress:
-        progress.advance(note="5 samples")
-        assert threading.active_count() == before
-    assert "5 samples" in shown.getvalue()

@@ -102,14 +102,14 @@ def _verify(arguments: argparse.Namespace, files: Sequence[CacheFile]) -> int:
     whole = [file for file in files if file.state == "whole"]
     damaged, removed = 0, 0
     hidden = not (sys.stdout.isatty() or stdout_is_apart())
-    with Progress("files", len(whole), only_on_terminal=True, hidden=hidden) as progress:
+    with Progress("files", len(whole), size=sum(file.size for file in whole), hidden=hidden) as progress:
         for file in whole:
             if (reason := check_file(file)) is not None:
                 damaged += 1
                 with paused():
                     print(f"{printable(file.path)}: damaged: {printable(reason)}")
                 removed += arguments.remove and _remove(file)
-            progress.advance()
+            progress.advance(size=file.size)
     told = f"{counted(len(whole) - damaged, 'file')} whole, {damaged:,} damaged"
     print(f"{told}, {removed:,} removed" if removed else told)
     return 1 if damaged else 0

@@ -107,7 +107,7 @@ def scan(urls: Sequence[str]) -> tuple[Counter[SampleId], Counter[str], int]:
     samples: Counter[SampleId] = Counter()
     fields: Counter[str] = Counter()
     total = 0
-    with Progress("shards scanned", len(urls)) as progress:
+    with Progress("shards", urls=urls, summarizes=True) as progress:
         for url in urls:
             last = None
             for name, size in _members_of(url):
@@ -117,7 +117,8 @@ def scan(urls: Sequence[str]) -> tuple[Counter[SampleId], Counter[str], int]:
                     last = key
                     fields[extension.lower()] += 1
                     total += size
-            progress.advance()
+            progress.advance(shard=url)
+    say(f"scanned {counted(len(urls), 'shard')}")
     return samples, fields, total
 
 

@@ -24,7 +24,6 @@ from torchdata_wds.pipes.shards.load_shards import ShardLoaderIterDataPipe
 from torchdata_wds.storage.urls import STDIN, scheme_of
 
 T = TypeVar("T")
-_PROGRESS_STEP = 64
 
 
 def add_input_arguments(
@@ -178,18 +177,15 @@ class SampleReader:
     def __iter__(self) -> Generator[dict[str, Any], None, None]:
         """Yields samples: ``__key__``, ``__url__`` and bytes by field; raises on damage unless it is skipped."""
         part = self._slice
-        with (
-            closing(self._samples()) as samples,
-            Progress("samples", only_on_terminal=True, hidden=self._hidden) as progress,
-        ):
-            chosen = islice(samples, part.start, part.stop, part.step)
-            if not progress.is_shown:
-                yield from chosen
-                return
-            for number, sample in enumerate(chosen, 1):
-                yield sample
-                if number % _PROGRESS_STEP == 0:
-                    progress.advance(_PROGRESS_STEP)
+        with closing(self._samples()) as samples, self._progress() as progress:
+            yield from progress.over(islice(samples, part.start, part.stop, part.step))
+
+    def _progress(self) -> Progress:
+        part = self._slice
+        if part == slice(None):
+            return Progress("samples", urls=self.urls, skips=self._shard_slice is not None, hidden=self._hidden)
+        total = None if part.stop is None else len(range(part.stop)[part])
+        return Progress("samples", total, hidden=self._hidden)
 
     def _samples(self) -> Generator[dict[str, Any], None, None]:
         return iter(self._grouper)  # type: ignore[return-value]

@@ -19,7 +19,7 @@ from torchdata_wds.cli.command import Command, UsageError, flag, option, usage_c
 from torchdata_wds.cli.inputs import SampleReader, add_input_arguments, list_inputs
 from torchdata_wds.cli.outputs import write_line
 from torchdata_wds.cli.sample_order import ChosenNumbers
-from torchdata_wds.cli.terminal import counted, printable, say
+from torchdata_wds.cli.terminal import Progress, counted, printable, say
 from torchdata_wds.errors import ShardFormatError, WdsError
 from torchdata_wds.format.index import ShardIndex
 from torchdata_wds.format.index.dataset import DatasetIndex
@@ -88,6 +88,9 @@ class SizeReader(SampleReader):
     def left_out(self) -> Counter[str]:
         """Counts the members that belong to no sample, by reason."""
         return self._skipped
+
+    def _progress(self) -> Progress:
+        return Progress("samples", urls=self.urls, skips=True, hidden=self._hidden)
 
     def _samples(self) -> Generator[dict[str, Any], None, None]:
         return group_members(

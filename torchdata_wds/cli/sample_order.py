@@ -12,6 +12,7 @@ import numpy as np
 
 from torchdata_wds.cli.command import Parser, UsageError, option, positive_number, whole_number
 from torchdata_wds.cli.inputs import SampleReader, list_all_inputs, part_of
+from torchdata_wds.cli.terminal import Progress
 from torchdata_wds.errors import ShardFormatError, WdsError
 from torchdata_wds.format.index.dataset import DatasetIndex
 from torchdata_wds.format.index.lookup import find_index
@@ -97,6 +98,9 @@ class OrderedReader(SampleReader):
             else:
                 kept.append(entry.url)
         return index if len(kept) == len(index.shards) else index.select(kept)
+
+    def _progress(self) -> Progress:
+        return Progress("samples", len(self._positions), hidden=self._hidden)
 
     def _samples(self) -> Generator[dict[str, Any], None, None]:
         rules: Any = {name: self._grouping[name] for name in ("lowercase", "on_duplicate")}

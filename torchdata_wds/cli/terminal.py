@@ -8,10 +8,13 @@ import stat
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from torchdata_wds.errors import cli_message
+from torchdata_wds.storage import meters
+from torchdata_wds.storage.urls import is_local, local_path
+from torchdata_wds.workers.stats.reports.amounts import size_text
 
 PROGRAM = "wds"
 _GAP = "..."
@@ -98,7 +101,9 @@ def logged() -> Iterator[None]:
         logger.removeHandler(handler)
 
 
-_SECONDS = 5.0
+_SECONDS, _BAR_SECONDS = 5.0, 0.1
+_MOST_SIZES = 2000  # how many shards are looked up
+_BAR, _LEFT, _ELAPSED = "{percentage:3.0f}%|{bar}| {desc}", ", {remaining} left", ", {elapsed}"
 _bars: list[Any] = []  # those on the terminal now
 
 
@@ -125,56 +130,139 @@ def stdout_is_apart() -> bool:
 
 
 class Progress(contextlib.AbstractContextManager["Progress"]):
-    """Shows progress: as tqdm's bar on a terminal; elsewhere, or without tqdm, as a line every few seconds.
+    """Shows on a terminal how far a command is: shards, samples, bytes a second, and the time left.
 
+    It is a bar of tqdm, or without tqdm a line every few seconds; nothing is shown if standard error is not a terminal.
     The last line says that all is done, unless the command `summarizes` in its own words.
+
+    Args:
+        noun: What `advance` counts, in the plural.
+        total: How many there are; by default, that of `urls` for shards, and unknown otherwise.
+        urls: The shards that are read, in their order.
+        size: How many bytes are read in all; None takes those of `urls`, if they are local.
+        skips: Whether only parts of the shards are read, so that bytes do not say how much is left.
+        hidden: Whether nothing is shown on a terminal either.
+        summarizes: Whether the command itself says at the end what was done.
     """
 
     def __init__(
         self,
-        what: str,
+        noun: str,
         total: int | None = None,
         *,
-        only_on_terminal: bool = False,
+        urls: Sequence[str] = (),
+        size: int | None = None,
+        skips: bool = False,
         hidden: bool = False,
         summarizes: bool = False,
     ) -> None:
-        self.done = 0
-        self._what, self._total, self._summarizes = what, total, summarizes
-        self._note = ""
-        on_terminal = sys.stderr.isatty()
-        self.is_shown = not hidden and (on_terminal or not only_on_terminal)
-        self._bar: Any = None
-        if on_terminal and self.is_shown:
-            with contextlib.suppress(ImportError):
-                from tqdm import tqdm  # type: ignore[import-untyped]
+        self.done = self.samples = self.bytes = 0
+        self.is_shown = not hidden and sys.stderr.isatty()
+        self._noun, self._summarizes = noun, summarizes
+        self._total = len(urls) if total is None and noun == "shards" else total
+        self._urls = urls if self.is_shown else ()
+        self._sizes = _local_sizes(self._urls)
+        self._size = size or sum(self._sizes.values())
+        self._place = 0  # the number of the shard that is being read
+        self._by_bytes = self._size > 0 and not skips
+        self._read_before = _bytes_read()
+        self._start = self._shown = time.monotonic()
+        self._bar = self._new_bar() if self.is_shown else None
 
-                # tqdm's monitor is a thread, and processes are not forked beside threads; miniters=1 does without it
-                tqdm.monitor_interval = 0
-                self._bar = tqdm(desc=what, total=total, file=sys.stderr, dynamic_ncols=True, unit="", miniters=1)
-                _bars.append(self._bar)
-        self._shown = time.monotonic()
+    def _new_bar(self) -> Any:
+        try:
+            from tqdm import tqdm  # type: ignore[import-untyped]
+        except ImportError:
+            return None
+        # tqdm's monitor is a thread, and processes are not forked beside threads
+        tqdm.monitor_interval = 0
+        total = self._size if self._by_bytes else len(self._urls) or self._total
+        form = f"{{desc}}{_ELAPSED}" if total is None else _BAR + _LEFT
+        bar = tqdm(desc=self._text(0.0), total=total, file=sys.stderr, dynamic_ncols=True, bar_format=form)
+        _bars.append(bar)
+        return bar
 
-    def advance(self, count: int = 1, note: str = "") -> None:
-        """Reports `count` more as done; the note, such as another figure, is shown after them."""
+    def advance(self, count: int = 1, *, shard: str | None = None, samples: int = 0, size: int = 0) -> None:
+        """Reports `count` more as done, such as `shard`, with this many samples and bytes."""
         self.done += count
-        self._note = note
-        if self._bar is not None:
-            if note:
-                self._bar.set_postfix_str(note, refresh=False)
-            self._bar.update(count)
-        elif self.is_shown and time.monotonic() - self._shown >= _SECONDS:
-            self._shown = time.monotonic()
-            self._show()
+        self.samples += samples
+        self.bytes += size or self._sizes.get(shard or "", 0)
+        if self.is_shown:
+            now = time.monotonic()
+            if now - self._shown >= (_SECONDS if self._bar is None else _BAR_SECONDS):
+                self._shown = now
+                self._show()
 
-    def __exit__(self, *_: object) -> None:
+    def over(self, samples: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        """Yields samples, and reports each when the next one is requested."""
+        if not self.is_shown:
+            yield from samples
+            return
+        places = {url: place for place, url in reversed(list(enumerate(self._urls)))}
+        shard: Any = None
+        count = due = 0.0
+        for sample in samples:
+            if sample["__url__"] != shard:
+                shard = sample["__url__"]
+                self._place = max(self._place, places.get(shard, 0))  # shards may be read in turns
+            yield sample
+            count += 1
+            if (now := time.monotonic()) >= due:  # not for each sample: they may take microseconds
+                self.advance(int(count))
+                count, due = 0, now + _BAR_SECONDS
+        self.advance(int(count))
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None and self._noun == "samples":
+            self._place = len(self._urls)
         if self._bar is not None:
+            self._bar.bar_format = self._bar.bar_format.replace(_LEFT, _ELAPSED)
+            self._show()
             _bars.remove(self._bar)
             self._bar.close()
         elif self.is_shown and not self._summarizes:
             self._show()
 
     def _show(self) -> None:
-        total = "" if self._total is None else f" of {self._total:,}"
-        with contextlib.suppress(BrokenPipeError):  # a closed standard error does not stop the work
-            print(f"{self.done:,}{total} {self._what}{self._note and ', '}{self._note}", file=sys.stderr, flush=True)
+        text = self._text(time.monotonic() - self._start)
+        if self._bar is None:
+            with contextlib.suppress(BrokenPipeError):  # a closed standard error does not stop the work
+                print(text, file=sys.stderr, flush=True)
+            return
+        shards = self._place if self._noun == "samples" else self.done
+        done = self._bytes_done() if self._by_bytes else shards if self._urls else self.done
+        self._bar.n = done if self._bar.total is None else min(done, self._bar.total)
+        self._bar.set_description_str(text)
+
+    def _text(self, seconds: float) -> str:
+        samples = self.samples
+        if self._urls and self._noun == "samples":
+            parts, samples = [f"{self._place:,} of {len(self._urls):,} shards"], self.done
+        else:
+            parts = [f"{self.done:,}{'' if self._total is None else f' of {self._total:,}'} {self._noun}"]
+        parts += [counted(samples, "sample")] if samples else []
+        if seconds >= _BAR_SECONDS and (done := self._bytes_done()):
+            parts.append(f"{size_text(done / seconds)}/s")
+        return ", ".join(parts)
+
+    def _bytes_done(self) -> int:
+        # What worker processes read is not counted here; then only the sizes of finished shards are known.
+        return max(self.bytes, _bytes_read() - self._read_before)
+
+
+def _bytes_read() -> int:
+    return sum(tally.bytes for tally in meters.snapshot().values())
+
+
+def _local_sizes(urls: Sequence[str]) -> dict[str, int]:
+    """Returns the sizes of local shards; nothing if one is not a local file, or there are very many."""
+    sizes: dict[str, int] = {}
+    for url in urls if len(urls) <= _MOST_SIZES else ():
+        try:
+            found = os.stat(local_path(url)) if is_local(url) else None  # noqa: PTH116 - a str
+        except (OSError, ValueError):
+            return {}
+        if found is None or not stat.S_ISREG(found.st_mode):
+            return {}
+        sizes[url] = found.st_size
+    return sizes

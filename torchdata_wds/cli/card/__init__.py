@@ -99,10 +99,10 @@ def _described(arguments: argparse.Namespace, urls: Sequence[str], place: Place)
     describe = partial(describe_shard, hashed=not arguments.no_croissant, indexed=arguments.energon)
     shards = []
     made = map_in_order(describe, list(zip(urls, place.paths, strict=True)), arguments.parallel)
-    with closing(made), Progress("shards", len(urls), summarizes=True) as progress:
-        for shard in made:
+    with closing(made), Progress("shards", urls=urls, summarizes=True) as progress:
+        for url, shard in zip(urls, made, strict=True):
             shards.append(shard)
-            progress.advance()
+            progress.advance(shard=url)
     return shards
 
 

@@ -79,10 +79,9 @@ def _run(arguments: argparse.Namespace) -> int:
         finally:
             for reason, count in sorted(parts.skipped.items()):
                 say(f"passed over {count:,} in {parts.name} that belong to no sample: {reason}")
-        with Progress("samples", samples.count, only_on_terminal=True) as progress:
+        with Progress("samples", samples.count) as progress:
             for sample in samples:
-                output.write(sample)
-                progress.advance()
+                progress.advance(size=output.write(sample))
         if samples.missing_files:
             files, left_out = counted(samples.missing_files, "missing file"), counted(samples.left_out, "sample")
             done = f"took {files} as empty" if arguments.missing == "empty" else f"left out: {files}, {left_out}"

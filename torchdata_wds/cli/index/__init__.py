@@ -77,14 +77,14 @@ def _write(arguments: argparse.Namespace, jobs: list[tuple[str, str | None]]) ->
     options["pack"] = arguments.pack is not None
     options["reuse"] = options["pack"] and not arguments.dali and arguments.wids is None
     results = []
-    figures = Figures(len(jobs))
+    figures = Figures([url for url, _ in jobs])
     made = map_in_order(functools.partial(make_index, **options), jobs, arguments.parallel)
     with closing(made), figures.progress:
-        for result in made:
+        for (url, _), result in zip(jobs, made, strict=True):
             results.append(result)
             if result.failure is not None:
                 say(f"not indexed: {printable(message_of(result.failure))}")
-            figures.add(result.samples)
+            figures.add(url, result.samples)
     failed = sum(result.failure is not None for result in results)
     listed = write_lists(arguments, [url for url, _ in jobs], results)
     outcomes = Counter(result.outcome for result in results)
@@ -99,7 +99,7 @@ def _write(arguments: argparse.Namespace, jobs: list[tuple[str, str | None]]) ->
 def _check(arguments: argparse.Namespace, jobs: list[tuple[str, str | None]]) -> int:
     """Compares existing indexes with their shards, prints a line for each that differs, returns the exit status."""
     counts: Counter[str] = Counter()
-    figures = Figures(len(jobs))
+    figures = Figures([url for url, _ in jobs])
     compare = compare_indexes if arguments.pack is None else compare_packed
     compared = compare(arguments, jobs)
     with closing(compared), figures.progress:
@@ -110,7 +110,7 @@ def _check(arguments: argparse.Namespace, jobs: list[tuple[str, str | None]]) ->
                 with paused():
                     write_line(printable(f"{mask_url(url)}: {result.fault}: {result.what}"))
             counts["failed" if result.failure is not None else result.fault or _RIGHT] += 1
-            figures.add(result.samples)
+            figures.add(url, result.samples)
     told = [f"{counted(counts[word], 'index', 'indexes')} {word}" for word in (_RIGHT, *FAULTS) if counts[word]]
     told += [f"{counts['failed']:,} of {counted(len(jobs), 'shard')} failed"] if counts["failed"] else []
     figures.tell(told)
@@ -120,29 +120,23 @@ def _check(arguments: argparse.Namespace, jobs: list[tuple[str, str | None]]) ->
 class Figures:
     """Counts what is done, shows it as progress, and tells at the end how long it took."""
 
-    def __init__(self, shards: int) -> None:
+    def __init__(self, urls: Sequence[str]) -> None:
         self.shards = self.samples = 0
-        self.progress = Progress("shards", shards, summarizes=True)
+        self.progress = Progress("shards", urls=urls, summarizes=True)
         self._start = time.monotonic()
 
-    def add(self, samples: int) -> None:
+    def add(self, url: str, samples: int) -> None:
         """Counts a shard with its samples."""
         self.shards += 1
         self.samples += samples
-        self.progress.advance(note=f"{counted(self.samples, 'sample')}, {self._rate(self._seconds())}")
+        self.progress.advance(shard=url, samples=samples)
 
     def tell(self, outcomes: Sequence[str]) -> None:
         """Says the outcomes and the figures in one line; nothing if there were no shards."""
         if outcomes:
-            seconds = self._seconds()
+            seconds = max(time.monotonic() - self._start, 1e-6)
             size = f"{counted(self.samples, 'sample')} of {counted(self.shards, 'shard')}"
-            say(f"{', '.join(outcomes)} ({size} in {seconds:,.1f} s, {self._rate(seconds)})")
-
-    def _seconds(self) -> float:
-        return max(time.monotonic() - self._start, 1e-6)
-
-    def _rate(self, seconds: float) -> str:
-        return f"{self.samples / seconds:,.0f} samples/s"
+            say(f"{', '.join(outcomes)} ({size} in {seconds:,.1f} s, {self.samples / seconds:,.0f} samples/s)")
 
 
 def _target(url: str, arguments: argparse.Namespace) -> str | None:

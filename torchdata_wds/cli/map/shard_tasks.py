@@ -67,10 +67,10 @@ def work_on_shards(
     with (
         staged_tasks(pairs, overwrite=arguments.force) as tasks,
         closing(work(tasks)) as results,
-        Progress("shards", len(tasks), only_on_terminal=True) as progress,
+        Progress("shards", urls=[task.source for task in tasks], summarizes=True) as progress,
     ):
         for task, problem in results:
-            progress.advance()
+            progress.advance(shard=task.source)
             if problem:
                 failed += 1
                 say(f"shard {printable(mask_url(task.source))} failed: {problem}")

@@ -192,11 +192,11 @@ def count_dataset(arguments: argparse.Namespace, processes: int) -> DatasetTally
     tally = DatasetTally()
     with (
         closing(tally_shards(arguments, urls, processes)) as shards,
-        Progress("shards", len(urls), only_on_terminal=True) as progress,
+        Progress("shards", urls=urls) as progress,
     ):
         for shard in shards:
             for loss in shard.losses:
                 say(f"skipped: {loss}")
             tally.add(shard)
-            progress.advance()
+            progress.advance(shard=shard.shard, samples=shard.samples)
     return tally

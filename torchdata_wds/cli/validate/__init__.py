@@ -74,12 +74,12 @@ def _run(arguments: argparse.Namespace) -> int:
     processes = 1 if STDIN in urls else arguments.parallel
     reports = map_in_order(partial(report_shard, rules=rules, most=arguments.most), urls, processes)
     hidden = not (sys.stdout.isatty() or stdout_is_apart())
-    with closing(reports), Progress("shards", len(urls), only_on_terminal=True, hidden=hidden) as progress:
+    with closing(reports), Progress("shards", urls=urls, hidden=hidden) as progress:
         for url, report in zip(urls, reports, strict=True):
             results.take(report)
             if arguments.fix is not None:
                 repaired.append(repaired_samples(url, report.plan, rules))
-            progress.advance()
+            progress.advance(shard=url, samples=report.sound + report.bad)
     results.take_fields()
     lost = 0 if arguments.fix is None else _repair(arguments, targets, repaired, results)
     results.print_summary()

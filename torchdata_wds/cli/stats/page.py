@@ -23,7 +23,7 @@ p { margin: .2em 0 .6em; color: var(--faint); overflow-wrap: anywhere }
 dl { display: flex; flex-wrap: wrap; gap: .6em 2.4em; margin: .5em 0 } dt { color: var(--faint); font-size: .85em }
 dd { margin: 0; font-size: 1.5em; font-variant-numeric: tabular-nums }
 .wide { overflow-x: auto } .grid + .wide { margin-top: 1em }
- .grid { display: grid; gap: 1.4em 2em }
+.grid { display: grid; gap: 1.4em 2em }
 .grid { grid-template-columns: repeat(auto-fill, minmax(min(20em, 100%), 1fr)) } .grid > div { min-width: 0 }
 table { width: 100% } th { font-weight: 600; color: var(--faint); white-space: nowrap }
 td { border-top: 1px solid var(--line); overflow-wrap: anywhere } td:last-child, th:last-child { padding-right: 0 }

@@ -169,6 +169,7 @@ class Engine:
             streams.epoch = self.epoch - 1
             run.begin(graph.seeds_of(number, seeds), streams)
         self._restored, self._begun = None, self.epoch  # only now, since Ctrl-C may come earlier
+        self.stats.begun()
 
     def end(self) -> None:
         """Ends an epoch whose items were all taken; raises a RuntimeError if Ctrl-C has ended it."""

@@ -277,5 +277,5 @@ def test_epoch_is_logged_when_info_is_enabled(caplog: pytest.LogCaptureFixture) 
         assert logs_epochs()
         log_epoch(LoaderStats(3, 1, found, found))
     (record,) = caplog.records
-    begun = "epoch 3, rank 1: 200 items in 10 s (20/s), the training loop waited 60 %. The "
+    begun = "epoch 3, rank 1: 200 items in 10 s (20/s), of which the training loop waited 6.0 s, for the first 0 s."
     assert record.getMessage().startswith(begun)

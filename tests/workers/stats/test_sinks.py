@@ -10,7 +10,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from torch.utils.data.datapipes.iter import IterableWrapper
 
+from tests.kits.workers_kit import FRONTS, loader_of
+from torchdata_wds import WdsLoader
 from torchdata_wds.workers.stats.figures import Figures
 from torchdata_wds.workers.stats.loader_stats import LoaderStats
 from torchdata_wds.workers.stats.sinks import StatsSinks
@@ -102,6 +105,35 @@ def test_thread_ends_when_the_loader_is_gone() -> None:
     assert gone() is None
     wait_until(lambda: not threads())
     sinks.end()
+
+
+@pytest.mark.parametrize("front", FRONTS)
+def test_loader_sends_its_figures_at_the_end_of_each_epoch(front: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of one that is left early; workers are forked before the thread starts."""
+    running: list[list[threading.Thread]] = []
+    fork = os.fork
+    monkeypatch.setattr(os, "fork", lambda: (running.append(threads()), fork())[1])
+    told: list[LoaderStats] = []
+    pipe = IterableWrapper(range(12)).sharding_filter()
+    with loader_of(pipe, 2, front=front, multiprocessing_context="fork") as loader:
+        (loader if front == "loader" else loader.reading_service).send_stats(told.append, every=3600)
+        assert len(list(loader)) == 12
+        assert [stats.total.items for stats in told] == [12]
+        next(iter(loader))
+    assert [(stats.epoch, stats.total.items) for stats in told] == [(0, 12), (1, 1)]
+    assert running == [[], []]
+    assert not threads()
+
+
+def test_loader_logs_each_epoch_when_info_is_enabled(caplog: pytest.LogCaptureFixture) -> None:
+    """One line, with the verdict."""
+    loader = WdsLoader(IterableWrapper(range(5)))
+    list(loader)
+    with caplog.at_level(logging.INFO, "torchdata_wds.workers.stats"):
+        list(loader)
+    (record,) = caplog.records
+    assert record.getMessage().startswith("epoch 1: 5 items in ")
+    assert "Too little has happened to say what holds the training back" in record.getMessage()
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")

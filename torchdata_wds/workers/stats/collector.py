@@ -70,6 +70,9 @@ class Collector:
         self._begun = self._asked_last = self.moment()
         self._is_running = True
         self._asked.running = weakref.ref(self)
+
+    def begun(self) -> None:
+        """Sends figures from now on, in a thread: all workers have been forked."""
         self._asked.sinks.begin(self)
 
     def end(self) -> None:

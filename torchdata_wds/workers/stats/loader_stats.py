@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from torchdata_wds.workers.stats.figures import Figures
-from torchdata_wds.workers.stats.reports.amounts import rate_text, seconds_text, share_text
+from torchdata_wds.workers.stats.reports.amounts import rate_text, seconds_text
 from torchdata_wds.workers.stats.reports.rank_table import rank_lines, slowest_rank
 from torchdata_wds.workers.stats.reports.report import report_lines, wrapped
 from torchdata_wds.workers.stats.reports.sentences import sentence
@@ -91,12 +91,13 @@ def log_epoch(stats: LoaderStats) -> None:
         return
     total = stats.total
     logger.info(
-        "epoch %d%s: %s items in %s (%s/s), the training loop waited %s. %s",
+        "epoch %d%s: %s items in %s (%s/s), of which the training loop waited %s, for the first %s. %s",
         stats.epoch,
         f", rank {stats.rank}" if stats.rank else "",
         f"{total.items:,}",
         seconds_text(total.seconds),
         rate_text(total.items, total.seconds),
-        share_text(total.waits.share),
+        seconds_text(total.waits.waited),
+        seconds_text(total.waits.first),
         sentence(judge(total, stats.options, stats.epoch), total, stats.options),
     )

@@ -8,7 +8,7 @@ from statistics import mean, median
 from torchdata_wds.workers.stats.figures import Figures
 from torchdata_wds.workers.stats.reports.amounts import cut_text, seconds_text, share_text, size_text
 from torchdata_wds.workers.stats.reports.cases import Case, load_of
-from torchdata_wds.workers.stats.reports.verdict import Verdict
+from torchdata_wds.workers.stats.reports.verdict import Verdict, is_too_little
 
 _WIDEST = 70
 _HINTS = {
@@ -43,7 +43,7 @@ def _hint_text(hint: str, verdict: Verdict, case: Case) -> str:
 
 def _unknown(verdict: Verdict, case: Case) -> str:
     items, seconds = case.waits.count, seconds_text(case.seconds)
-    if not verdict.share:
+    if is_too_little(case) or not verdict.share:
         return f"Too little has happened to say what holds the training back ({items:,} items in {seconds})"
     return f"{_loop(verdict)}, but too little is known to say for what ({items:,} items in {seconds})"
 

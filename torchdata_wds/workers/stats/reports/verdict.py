@@ -62,11 +62,15 @@ def judge(figures: Figures, options: Mapping[str, int], epoch: int = 0) -> Verdi
     return next((verdict for verdict in found if verdict is not None), Verdict("unknown", share=case.share))
 
 
-def _too_little(case: Case) -> Verdict | None:
+def is_too_little(case: Case) -> bool:
+    """Returns whether there are too few items, or too little time after the first one, to decide anything."""
     waits = case.waits
     seconds = min(waits.waited + waits.elsewhere - waits.first, case.seconds)
-    is_little = waits.count < _LEAST_ITEMS or seconds < _LEAST_SECONDS
-    return Verdict("unknown", share=case.share) if is_little else None
+    return waits.count < _LEAST_ITEMS or seconds < _LEAST_SECONDS
+
+
+def _too_little(case: Case) -> Verdict | None:
+    return Verdict("unknown", share=case.share) if is_too_little(case) else None
 
 
 def _trainer(case: Case) -> Verdict | None:

@@ -55,6 +55,7 @@ class _Counts:
 
 _counts: dict[str, Any] = {}
 _ahead: set[int] = set()  # the threads that read ahead
+_told: tuple[Callable[[str], object], ...] = ()  # what is called at each opening
 _latest: "Meter | None" = None
 
 
@@ -72,8 +73,11 @@ class Meter:
 
     def opened(self, seconds: float = 0.0) -> None:
         """Counts an opening; the files beside shards are not counted as shards."""
-        self._counts.shards += HIDDEN_FOLDER not in self.shard
+        is_shard = HIDDEN_FOLDER not in self.shard
+        self._counts.shards += is_shard
         self.add(0, seconds)
+        for function in _told if is_shard else ():
+            function(self.shard)
 
     def looked_up(self, *, hit: bool) -> None:
         """Counts a shard that was looked for in a cache folder."""
@@ -237,6 +241,12 @@ def _plus(one: SourceTally, other: SourceTally) -> SourceTally:
     return SourceTally._make([*map(add, one[:-2], other[:-2]), *slowest])
 
 
+def tell_openings(function: Callable[[str], object], *, stop: bool = False) -> None:
+    """Calls a function with each shard that is opened, with secrets masked, or no longer calls it."""
+    global _told
+    _told = (*(told for told in _told if told != function), *(() if stop else (function,)))
+
+
 def forget_slowest() -> None:
     """Makes the slowest shard of each source one that is read from now on, such as in the next epoch."""
     for counts in _counts.copy().values():
@@ -245,8 +255,8 @@ def forget_slowest() -> None:
 
 def fresh() -> None:
     """Starts all counts at zero, as in a forked child; meters in use keep counting."""
-    global _latest
-    _latest = None
+    global _latest, _told
+    _latest, _told = None, ()
     _ahead.clear()
     for counts in _counts.values():
         counts.clear()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -27,6 +26,7 @@ from torchdata_wds.workers.resume.stream import WorkerFunctions
 from torchdata_wds.workers.stats.collector import Collector
 from torchdata_wds.workers.stats.graph_facts import graph_facts
 from torchdata_wds.workers.stats.skips import EpochSkips
+from torchdata_wds.workers.stats.tracing.epoch_trace import EpochTrace
 from torchdata_wds.workers.stream_pool import PoolOptions, StreamPool
 
 #: Draws the seeds of an epoch, or repeats the draw that its argument describes (None for a new one). Returns a
@@ -63,7 +63,7 @@ class Engine:
         seed: int | None = None,
         pool: PoolMaker | None = None,
         stall_after: float = 60.0,
-        trace: str | os.PathLike[str] | None = None,
+        trace: EpochTrace | None = None,
     ) -> None:
         self.num_workers = checked_int("num_workers", num_workers, 0)
         self.prefetch_factor = checked_int("prefetch_factor", prefetch_factor, 1)
@@ -75,7 +75,7 @@ class Engine:
             raise ValueError(f"{what} with pool=, whose workers are not processes of this machine")
         self.timeout = checked_timeout(timeout)
         self.stall_after = checked_timeout(stall_after, "stall_after", zero="never say so")
-        self.trace = None if trace is None else os.fspath(trace)
+        self.trace = trace
         self._make_pool = pool or functools.partial(WorkerPool, context=context)
         self.seed = None if seed is None else checked_int("seed", seed, 0, 2**64 - 1)
         self.ranks = RankDivision(ranks)
@@ -83,7 +83,7 @@ class Engine:
         self._begun = 0  # the same, without one in whose `begin` Ctrl-C came or a worker was found dead
         self.in_epoch = False
         self.skips = EpochSkips()
-        self.stats = Collector(self.skips)
+        self.stats = Collector(self.skips, trace=self.trace)
         self.order: JobOrder | None = None  # the global order that the graph follows, if it does
         self.graph: Any = None  # a RunningGraph, once the work is divided
         self._functions = functions
@@ -120,10 +120,13 @@ class Engine:
             else:
                 graph.keep_here()
             self.stats.open(graph, self.ranks.place.number, {**self._facts(), **facts})
+            if self.trace is not None:
+                self.trace.open(graph.workers, self.ranks.place.number, self.ranks.place.consumers)
             self.graph = graph  # only now: a graph that could not be divided must not run
 
     def _pool(self, graph: WorkerGraph, place: Place) -> StreamPool:
-        options = PoolOptions(place, self.num_workers, self.prefetch_factor, self.timeout, self.stall_after)
+        known = (place, self.num_workers, self.prefetch_factor, self.timeout, self.stall_after)
+        options = PoolOptions(*known, self.trace)
         return self._make_pool(graph, options)
 
     def _facts(self) -> dict[str, int]:

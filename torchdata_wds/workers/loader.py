@@ -21,6 +21,7 @@ from torchdata_wds.workers.resume.job_order import UNSTARTED_ORDER, find_order
 from torchdata_wds.workers.resume.stream import WorkerFunctions
 from torchdata_wds.workers.running_epoch import Epoch, LoaderIterator
 from torchdata_wds.workers.stats.front import Observed
+from torchdata_wds.workers.stats.tracing.epoch_trace import EpochTrace
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -110,7 +111,7 @@ class WdsLoader(Observed, Generic[T]):
             functions=WorkerFunctions.of_loader(worker_init_fn, num_workers),
             pool=pool,
             stall_after=stall_after,
-            trace=trace,
+            trace=EpochTrace.of(trace),
         )
         self._engine = self._new_engine()
         self._running: Epoch[T] | None = None  # the last one begun

@@ -21,6 +21,7 @@ from torchdata_wds.workers.lengths import items_per_epoch
 from torchdata_wds.workers.resume.checkpoints import Checkpoint
 from torchdata_wds.workers.resume.stream import WorkerFunctions, checked_function
 from torchdata_wds.workers.stats.front import Observed
+from torchdata_wds.workers.stats.tracing.epoch_trace import EpochTrace
 from torchdata_wds.workers.stats.wait_clock import MeasuredItems
 
 __all__ = ["DataLoader2", "WorkersReadingService"]
@@ -147,7 +148,7 @@ class WorkersReadingService(Observed, CheckpointableReadingServiceInterface):  #
             functions=functions,
             pool=self._pool,
             stall_after=stall_after,
-            trace=trace,
+            trace=EpochTrace.of(trace),
         )
         self._engine = self._new_engine()
         self._is_paused = False

@@ -23,6 +23,7 @@ from torchdata_wds.workers.resume.checkpoints import Streams
 from torchdata_wds.workers.resume.ordered import Gap
 from torchdata_wds.workers.stats.sampling.snapshot import Snapshot
 from torchdata_wds.workers.stats.stalls.watch import StallWatch, States
+from torchdata_wds.workers.stats.tracing.epoch_trace import EpochTrace
 
 _READY = 0.001  # a message that takes fewer seconds was there
 END: Final = object()  # marks the end of a worker's stream
@@ -121,6 +122,7 @@ class PoolOptions(NamedTuple):
     prefetch_factor: int
     timeout: float
     stall_after: float
+    trace: EpochTrace | None = None
 
 
 class StreamPool(WdsPipe[Any]):
@@ -139,6 +141,7 @@ class StreamPool(WdsPipe[Any]):
         self.has_cycled = False  # whether streams that run across epochs were asked for several passes in one of them
         self._num_workers = options.num_workers
         self._prefetch_factor = options.prefetch_factor
+        self._trace = options.trace
         times = {"timeout": options.timeout, "stall_after": options.stall_after}
         self._watch = StallWatch(options.place, options.num_workers, states=states, **times)
         self._board = board
@@ -201,7 +204,8 @@ class StreamPool(WdsPipe[Any]):
     def _order_for(self, number: int, point: Any, streams: Streams) -> Order:
         """Returns the order of a worker's stream, from its point on."""
         link = self._links[number]
-        order = Order(self._board.turn, self._order_seeds, point, streams.epoch)
+        folder = None if self._trace is None else self._trace.folder
+        order = Order(self._board.turn, self._order_seeds, point, streams.epoch, trace=folder)
         if not streams.continues or link.has_reported:
             return order
         if point is not None or link.first_order is None:

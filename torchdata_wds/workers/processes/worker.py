@@ -111,6 +111,7 @@ class Order(NamedTuple):
     #: The worker's first order, which it may never have taken up. Where ``wds_epoch`` goes on from epoch to epoch, the
     #: stream begins there all the same: the others have begun it with those seeds.
     first: Order | None = None
+    trace: str | None = None  # the folder of the running trace
 
 
 class Imports:
@@ -211,6 +212,7 @@ def run_worker(
             order: Order = connection.recv()
             answered.value = order.turn
             graph.prepare(order, worker, workers)
+            tally.trace(order.trace, worker, workers)
             tally.begin(graph.end)
             with closing(graph.items(order, worker, workers)) as items:
                 _answer(order, items, sender, board, tally)

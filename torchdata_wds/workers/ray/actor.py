@@ -120,6 +120,7 @@ class StreamActor:
         is_canceled = ray.get_runtime_context().is_canceled
         stream = graph.items(order, self._number, self._workers)
         self._groups = groups = ItemGroups(stream, Packer(_item_pickler), self._tally)
+        self._tally.trace(order.trace, self._number, self._workers)
         self._tally.begin(graph.end)
         try:
             while (group := groups.take(is_canceled)) is not None:

@@ -14,6 +14,7 @@ from torchdata_wds.workers.stats.sampling.snapshot import Snapshot
 from torchdata_wds.workers.stats.sampling.tally import Tally
 from torchdata_wds.workers.stats.sinks import StatsSinks
 from torchdata_wds.workers.stats.skips import EpochSkips
+from torchdata_wds.workers.stats.tracing.epoch_trace import EpochTrace
 from torchdata_wds.workers.stats.wait_clock import AllWaits, WaitClock, WaitMark
 
 
@@ -30,10 +31,11 @@ class _Asked(SharedByCopies):
 class Collector:
     """Collects the figures of a loader, epoch after epoch."""
 
-    def __init__(self, skips: EpochSkips, asked: _Asked | None = None) -> None:
+    def __init__(self, skips: EpochSkips, asked: _Asked | None = None, trace: EpochTrace | None = None) -> None:
         self._waits = AllWaits()
         self._asked = asked or _Asked()
         self._skips = skips
+        self._trace = trace
         self._graph: Any = None
         self._main = Tally()  # of the stages in the main process
         self._facts: Mapping[str, int] = {}
@@ -43,7 +45,7 @@ class Collector:
         self._seen: dict[tuple[int, str], Snapshot] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Collector, (self._skips, self._asked)
+        return Collector, (self._skips, self._asked, self._trace)
 
     def follow(self, earlier: Collector) -> None:
         """Answers for an earlier collector of the same loader, and sends figures where that one did."""
@@ -63,7 +65,9 @@ class Collector:
     def begin(self, epoch: int) -> None:
         """Begins an epoch, before its streams are ordered."""
         self.stop()
-        self._waits.begin()
+        traced = None if self._trace is None else self._trace.begin(epoch)
+        clock, self._main.track = traced or (None, None)
+        self._waits.begin(clock)
         self._epoch = epoch
         graph = weakref.ref(self._graph)
         self._main.begin(lambda: getattr(graph(), "end", None), without=list(map(id, self._graph.runs)))
@@ -87,6 +91,8 @@ class Collector:
         if self._is_running:
             self.clock.stop()
             self._main.end()
+            if self._trace is not None:
+                self._trace.end()
             self._asked.sinks.end()
             self._asked.last = self.between(self._asked_last, self.moment())
             self._is_running = False

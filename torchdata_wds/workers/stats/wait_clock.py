@@ -108,10 +108,10 @@ class AllWaits:
         self._before = 0.0
         self.clock = WaitClock()  # of the running or last epoch
 
-    def begin(self) -> None:
-        """Begins an epoch."""
+    def begin(self, clock: WaitClock | None = None) -> None:
+        """Begins an epoch, which a clock of its own may measure."""
         self._before = self.seconds()
-        self.clock = WaitClock()
+        self.clock = clock or WaitClock()
 
     def seconds(self) -> float:
         """Returns for how many seconds the training loop has waited."""

@@ -27,6 +27,10 @@ Frames = Mapping[int, FrameType]  # the innermost frame of each thread, by its i
 class Watched(Protocol):
     """What the thread tells of each look."""
 
+    @property
+    def interval(self) -> float:
+        """The number of seconds between two looks that it needs."""
+
     def tick(self, frames: Frames, seconds: float) -> None:
         """Notes what is to be seen; `seconds` is the time since the last look."""
 
@@ -50,15 +54,16 @@ class _Sampler:
             sys.setswitchinterval(self.interval)
 
     def run(self) -> None:
-        last = time.perf_counter()
+        last, pause = time.perf_counter(), INTERVAL
         while True:
-            time.sleep(INTERVAL)
+            time.sleep(pause)
             now = time.perf_counter()
             with self.lock:
                 watched = list(self.watched)
                 if not watched:
                     self.end()
                     return
+                pause = min(found.interval for found in watched)
             frames = sys._current_frames()
             for found in watched:
                 try:

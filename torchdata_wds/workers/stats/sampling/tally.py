@@ -20,6 +20,7 @@ from torchdata_wds.workers.stats.sampling import sampler
 from torchdata_wds.workers.stats.sampling.sampler import Frames
 from torchdata_wds.workers.stats.sampling.snapshot import Snapshot, Stage
 from torchdata_wds.workers.stats.sampling.stage_finder import SENDING, Spot, StageFinder, stages_in_order
+from torchdata_wds.workers.stats.tracing.track import INTERVAL, Track, most_events
 
 _PUBLISH = 10  # after how many looks a snapshot is published
 _NEWS = 0.1  # seconds after which one is published if the worker is blocked
@@ -47,6 +48,7 @@ class Tally:
     ) -> None:
         self.blocked = 0.0  # seconds in which the worker waited for room
         self._blocked_since = 0.0
+        self.track: Track | None = None  # notes what each look sees
         self._run = f"{os.getpid()}-{time.time()}-{next(_numbers)}"
         self._publish, self._active_time, self._divides = publish, active, divides
         self._active = 0.0
@@ -89,6 +91,24 @@ class Tally:
         if self._stages:
             sampler.watch(self)
 
+    def trace(self, folder: str | None, worker: int, workers: int) -> None:
+        """Traces this process, one of the workers, in the folder of a running trace; None for no trace."""
+        self.end_trace()
+        if folder is not None:
+            self.track = Track(most_events(workers), folder, worker)
+
+    def end_trace(self) -> None:
+        """Ends the trace, if there is one."""
+        track, self.track = self.track, None
+        if track is not None:
+            track.flush(is_end=True)
+            track.end()
+
+    @property
+    def interval(self) -> float:
+        """The number of seconds between two looks."""
+        return sampler.INTERVAL if self.track is None or not self.track.is_running else INTERVAL
+
     def _find_graph(self) -> None:
         end = self._find_end()
         if end is not None and id(end) != self._end:
@@ -102,6 +122,7 @@ class Tally:
             self._since = None
         self._count()
         sampler.leave(self)
+        self.end_trace()
         self._tell()
 
     @contextmanager
@@ -115,7 +136,10 @@ class Tally:
             self._count()
             self._tell()
         yield
-        self.blocked += time.perf_counter() - self._blocked_since
+        now = time.perf_counter()
+        self.blocked += now - self._blocked_since
+        if self.track is not None:
+            self.track.log.block(self._blocked_since, now)
         self._blocked_since = 0.0
 
     def tick(self, frames: Frames, seconds: float) -> None:
@@ -138,8 +162,18 @@ class Tally:
                 self._reads[spot.stage] += seconds if spot.reads else 0.0
         if working:
             self._spot = working[0]
+        if self.track is not None:
+            self._note_look(self.track, seconds)
         if self._looks % _PUBLISH == 0:
             self._tell()
+
+    def _note_look(self, track: Track, seconds: float) -> None:
+        spot, now = self._spot, time.perf_counter()
+        if spot is not None and not self._blocked_since:
+            stage = "sending items" if spot.stage == SENDING else self._texts[spot.stage]
+            track.look(stage, now - seconds, now, reads=spot.reads)
+        if self._looks % _PUBLISH == 0:
+            track.flush()
 
     def _tell(self) -> None:
         self._told_at = time.perf_counter()

@@ -24,7 +24,7 @@ def plain(value: Any) -> Any:
 def copied(folder: str) -> str:
     """A folder with nothing but the shards: without a card, datasets takes each file for one."""
     copy = tempfile.mkdtemp()
-    for shard in Path(folder).glob("*.tar"):
+    for shard in Path(folder).rglob("*.tar"):
         shutil.copy(shard, copy)
     return copy
 

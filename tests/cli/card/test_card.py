@@ -13,6 +13,7 @@ from tests.kits.shards import Members, image_samples, sample_members, text_sampl
 from tests.kits.tool_kit import run_wds
 from torchdata_wds import index_shard
 from torchdata_wds.cli.card.splits import assign_splits
+from torchdata_wds.cli.command import UsageError
 
 IMAGES: Members = [*sample_members("a", jpg=b"x" * 30, cls=b"1"), *sample_members("b", jpg=b"y" * 10, cls=b"2")]
 
@@ -136,7 +137,7 @@ def test_card_warns_when_the_first_samples_have_other_fields(tmp_path: Path) -> 
     url = write_tar(tmp_path / "x.tar", members)
     done = run_wds("card", "-p", 1, url)
     assert done.status == 0
-    assert "Sample 4 of x.tar (train) has other fields than the first: not all have cls, json." in done.err
+    assert "Sample 4 of x.tar has other fields than the first: not all have cls, json." in done.err
     assert "features" not in front_matter(tmp_path)["dataset_info"]
     assert run_wds("card", "-p", 1, url, "--check").status == 1
     write_tar(tmp_path / "x.tar", [*sample_members("a", txt=b"", cls=b"1"), *sample_members("b", txt=b"")])
@@ -147,6 +148,27 @@ def test_card_warns_when_the_first_samples_have_other_fields(tmp_path: Path) -> 
         "only files named *.tar for WebDataset, not y.tar.gz"
         in run_wds("card", "-p", 1, tmp_path / "y.tar.gz", "--force").err
     )
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"cls": b"cat"}, "its field cls is not a whole number"),
+        ({"txt": "\u00fc".encode("latin-1")}, "its field txt is not UTF-8 text"),
+        ({"json": b"{"}, "its field json is not JSON"),
+        ({"json": b"[" * 100_000}, "its field json is not JSON"),
+        ({"cls.gz": b"cat", "note.txt": "\u00fc".encode(), "npy": b""}, None),
+    ],
+)
+def test_card_warns_when_the_first_samples_cannot_be_decoded(
+    fields: dict[str, bytes], told: str | None, tmp_path: Path
+) -> None:
+    """Only the first five are looked into, and only fields that datasets decodes."""
+    url = write_tar(tmp_path / "x.tar", sample_members("a", **fields))
+    done = run_wds("card", "-p", 1, url)
+    assert (done.status, "warning" in done.err) == (0, told is not None)
+    assert told is None or f"cannot read sample 1 of x.tar: {told}" in done.err
+    assert run_wds("card", "-p", 1, url, "--check").status == (told is not None)
 
 
 def test_card_uses_the_indexes_when_they_fit(tmp_path: Path) -> None:
@@ -173,12 +195,18 @@ def test_card_uses_the_indexes_when_they_fit(tmp_path: Path) -> None:
         (["a.tar", "b.tar"], "train train"),
         (["train.tar", "my_valid-0.tar", "eval.1.tar"], "train validation test"),
         (["val/trained.tar", "training/0.tar"], "validation train"),
-        (["data/dev-extra-00000-of-00001.tar"], "dev-extra"),
+        (["data/extra-00000-of-00001.tar"], "extra"),
+        (["data/all-00000-of-00001.tar", "data/the-dev-00000-of-00001.tar"], None),
+        (["data/the-dev-00000-of-00001.tar"], "validation"),
     ],
 )
-def test_splits_follow_from_names_as_in_datasets(paths: list[str], splits: str) -> None:
+def test_splits_follow_from_names_as_in_datasets(paths: list[str], splits: str | None) -> None:
     """Folders count before names, and only whole words."""
-    assert list(assign_splits(paths, []).values()) == splits.split()
+    if splits is None:
+        with pytest.raises(UsageError, match=r"shard data/all-00000-of-00001.tar has no split in its name"):
+            assign_splits(paths, [])
+    else:
+        assert list(assign_splits(paths, []).values()) == splits.split()
 
 
 def test_split_rules_name_the_split_of_each_shard(tmp_path: Path) -> None:
@@ -200,6 +228,7 @@ def test_split_rules_name_the_split_of_each_shard(tmp_path: Path) -> None:
         (["train-val.tar"], "names the splits train and validation"),
         (["x.tar", "--split", "a=y*"], "belongs to 0 of the splits that --split names"),
         (["x.tar", "--split", "a b"], "expected NAME or NAME=GLOB"),
+        (["x.tar", "--split", "all"], "'all' means all splits together"),
         (["x.tar", "x.tar"], "named twice"),
         (["x.tar", "-o", "other"], "is not in the folder of the card"),
         (["x.tar", "https://host/y.tar"], "some of the shards are local and others remote"),

@@ -3,6 +3,7 @@
 They are installed into an environment of their own, beside what is installed here, as nothing else needs them.
 """
 
+import gzip
 import hashlib
 import json
 import os
@@ -147,6 +148,28 @@ def test_energon_reads_the_set_and_would_have_written_the_same_files(python: str
     assert run_wds("card", "-p", 1, "--energon", "--force", *sample, f"{prepared}/*.tar").status == 0
     for part, rows in read(python, "energon", prepared)["samples"].items():
         assert sorted(rows) == [[*pair, [3, 12, 16]] for pair in labels[part]]
+
+
+def test_readers_take_odd_names_and_fields(python: str, tmp_path: Path) -> None:
+    """Blanks, other letters, folders, a field whose name ends in another's, and one that is compressed."""
+    (tmp_path / "my data").mkdir()
+    for number in range(2):
+        key = f"d {number}/\u00fc"
+        fields = {"CLS": b"3", "dat": b"\x00\xff", "seg.dat": b"", "txt.gz": gzip.compress(b"hi"), "note.txt": b"?"}
+        write_tar(tmp_path / f"my data/x {number}.tar", sample_members(key, **fields))
+    done = run_wds("card", "-p", 1, f"{tmp_path}/my data/*.tar", "-o", tmp_path, "--name", "It's: #1", "--split", "a.b")
+    assert (done.status, "warning" in done.err) == (0, False)
+    rows = read(python, "hub", tmp_path)["card"]["a.b"]
+    dat = hashlib.sha256(b"\x00\xff").hexdigest()
+    assert [row["__key__"] for row in rows] == ["d 0/\u00fc", "d 1/\u00fc"]
+    assert [(row["CLS"], row["dat"], row["txt.gz"], row["note.txt"]) for row in rows] == [(3, dat, "hi", "?")] * 2
+    found = read(python, "croissant", tmp_path)
+    assert found["errors"] == []
+    assert found["sets"]["a.b/CLS"] == [["d 0/\u00fc", 3], ["d 1/\u00fc", 3]]
+    assert found["sets"]["a.b/seg.dat"] == [
+        [f"d {number}/\u00fc", hashlib.sha256(b"").hexdigest()] for number in range(2)
+    ]
+    assert {"a.b/dat", "a.b/txt.gz", "a.b/note.txt"} < found["sets"].keys()
 
 
 def tables(folder: Path) -> list[Any]:

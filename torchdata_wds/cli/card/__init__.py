@@ -16,10 +16,10 @@ from pathlib import Path
 from torchdata_wds.cli.card.card_files import RIGHT, CardFile, save_all
 from torchdata_wds.cli.card.croissant import croissant_json
 from torchdata_wds.cli.card.energon import energon_files, parse_sample_type
-from torchdata_wds.cli.card.hub import viewer_problem
 from torchdata_wds.cli.card.readme import Answers, known_answers, updated_readme
 from torchdata_wds.cli.card.set_facts import SetFacts, ShardFacts, describe_shard
 from torchdata_wds.cli.card.splits import Place, assign_splits, locate, split_rule
+from torchdata_wds.cli.card.viewer import viewer_problem
 from torchdata_wds.cli.command import Command, UsageError, add_parallel, flag, option
 from torchdata_wds.cli.inputs import add_shards_argument, list_inputs
 from torchdata_wds.cli.jobs import map_in_order

@@ -4,16 +4,19 @@ Each field of each split is a record set with two fields, the key and the conten
 be more natural, but mlcroissant joins no more than two sources.
 """
 
+import glob
 import json
 import re
-from collections.abc import Sequence
-from typing import Any
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from torchdata_wds.cli.card.field_kinds import Kind, kind_of, media_type
+from torchdata_wds.cli.card.field_kinds import Kind, is_compressed, kind_of, media_type
 from torchdata_wds.cli.card.readme import Answers
 from torchdata_wds.cli.card.set_facts import SetFacts, ShardFacts
 from torchdata_wds.cli.terminal import counted
 
+_NO_ID = re.compile(r"[^A-Za-z0-9._/-]")
 _CONTEXT: dict[str, Any] = {
     "@language": "en",
     "@vocab": "https://schema.org/",
@@ -64,10 +67,6 @@ _DATA_TYPES: dict[Kind, str] = {
 
 def croissant_json(facts: SetFacts, answers: Answers, name: str) -> str:
     """Returns the text of ``croissant.json``; all digests must be known."""
-    splits = facts.by_split()
-    members = {
-        (split, field): _names(shards, field) for split, shards in splits.items() for field in _fields_of(shards)
-    }
     head = {
         "@context": _CONTEXT,
         "@type": "sc:Dataset",
@@ -78,25 +77,53 @@ def croissant_json(facts: SetFacts, answers: Answers, name: str) -> str:
         "url": answers.url,
     }
     known = {key: value for key, value in head.items() if value is not None}
-    archives = [_archive(shard) for shard in facts.shards]
-    file_sets = [_file_set(split, field, shards) for (split, field), shards in members.items()]
-    record_sets = [_record_set(split, field, shards) for (split, field), shards in members.items()]
-    return json.dumps({**known, "distribution": [*archives, *file_sets], "recordSet": record_sets}, indent=2) + "\n"
+    ids = identifiers([shard.path for shard in facts.shards])
+    fields = list(_split_fields(facts, ids))
+    distribution = [*(_archive(shard, ids[shard.path]) for shard in facts.shards), *map(_file_set, fields)]
+    record_sets = [_record_set(field) for field in fields]
+    return json.dumps({**known, "distribution": distribution, "recordSet": record_sets}, indent=2) + "\n"
 
 
-def _fields_of(shards: Sequence[ShardFacts]) -> list[str]:
-    return sorted({field for shard in shards for field in shard.fields})
+def identifiers(names: Sequence[str]) -> dict[str, str]:
+    """Returns an ``@id`` for each name: itself, without letters that it may not have, such as blanks.
+
+    Example:
+        >>> identifiers(["a/x.tar", "a b", "a_b"])
+        {'a/x.tar': 'a/x.tar', 'a b': 'a_b', 'a_b': 'a_b-2'}
+    """
+    ids: dict[str, str] = {}
+    taken: Counter[str] = Counter()
+    for name in names:
+        plain = _NO_ID.sub("_", name)
+        taken[plain] += 1
+        ids[name] = plain if taken[plain] == 1 else f"{plain}-{taken[plain]}"
+    return ids
 
 
-def _names(shards: Sequence[ShardFacts], field: str) -> list[ShardFacts]:
-    return [shard for shard in shards if field in shard.fields]
+class _SplitField(NamedTuple):
+    """One field of one split, and the shards that have it."""
+
+    split: str
+    field: str
+    id: str
+    shards: list[ShardFacts]
+    archives: list[str]  # their identifiers
 
 
-def _archive(shard: ShardFacts) -> dict[str, Any]:
+def _split_fields(facts: SetFacts, ids: Mapping[str, str]) -> Iterator[_SplitField]:
+    fields = identifiers(sorted(facts.fields))
+    for split, shards in facts.by_split().items():
+        for field, field_id in fields.items():
+            having = [shard for shard in shards if field in shard.fields]
+            if having:
+                yield _SplitField(split, field, f"{split}/{field_id}", having, [ids[shard.path] for shard in having])
+
+
+def _archive(shard: ShardFacts, identifier: str) -> dict[str, Any]:
     size = {} if shard.bytes is None else {"contentSize": f"{shard.bytes} B"}
     return {
         "@type": "cr:FileObject",
-        "@id": shard.path,
+        "@id": identifier,
         "name": shard.path,
         "description": counted(shard.samples, "sample"),
         "contentUrl": shard.path,
@@ -106,48 +133,46 @@ def _archive(shard: ShardFacts) -> dict[str, Any]:
     }
 
 
-def _file_set(split: str, field: str, shards: Sequence[ShardFacts]) -> dict[str, Any]:
+def _file_set(part: _SplitField) -> dict[str, Any]:
     """Describes the members that are one field; those of fields with a longer name, as a.seg.png, are left out."""
-    longer = sorted({f"*.{other}" for shard in shards for other in shard.fields if other.endswith(f".{field}")})
+    others = {other for shard in part.shards for other in shard.fields if other.endswith(f".{part.field}")}
+    longer = [f"*.{glob.escape(other)}" for other in sorted(others)]
     return {
         "@type": "cr:FileSet",
-        "@id": f"{split}/{field}/files",
-        "name": f"{split}/{field}/files",
-        "containedIn": [{"@id": shard.path} for shard in shards],
-        "encodingFormat": media_type(field),
-        "includes": f"*.{field}",
+        "@id": f"{part.id}/files",
+        "name": f"{part.split}/{part.field}/files",
+        "containedIn": [{"@id": archive} for archive in part.archives],
+        "encodingFormat": media_type(part.field),
+        "includes": f"*.{glob.escape(part.field)}",
         **({"excludes": longer} if longer else {}),
     }
 
 
-def _record_set(split: str, field: str, shards: Sequence[ShardFacts]) -> dict[str, Any]:
-    name = f"{split}/{field}"
-    files = {"fileSet": {"@id": f"{name}/files"}}
-    count = sum(shard.fields[field].samples for shard in shards)
-    key = {"extract": {"fileProperty": "fullpath"}, "transform": {"regex": rf"^((?:.*/)?[^/.]+)\.{re.escape(field)}$"}}
+def _record_set(part: _SplitField) -> dict[str, Any]:
+    files = {"fileSet": {"@id": f"{part.id}/files"}}
+    count, kind = sum(shard.fields[part.field].samples for shard in part.shards), kind_of(part.field)
+    regex = rf"^((?:.*/)?[^/.]+)\.{re.escape(part.field)}$"
+    key = {"extract": {"fileProperty": "fullpath"}, "transform": {"regex": regex}}
+    content = {"extract": {"fileProperty": "content"}}
+    data_type = "sc:Text" if is_compressed(part.field) else _DATA_TYPES.get(kind, "sc:Text")
     return {
         "@type": "cr:RecordSet",
-        "@id": name,
-        "name": name,
-        "description": f"The field {field} of {counted(count, 'sample')} of the split {split}.",
-        "key": {"@id": f"{name}/key"},
+        "@id": part.id,
+        "name": f"{part.split}/{part.field}",
+        "description": f"The field {part.field} of {counted(count, 'sample')} of the split {part.split}.",
+        "key": {"@id": f"{part.id}/key"},
         "field": [
-            _field(f"{name}/key", "The key of the sample.", "sc:Text", {**files, **key}),
-            _field(
-                f"{name}/content",
-                f"The content of the field, {kind_of(field)}.",
-                _DATA_TYPES.get(kind_of(field), "sc:Text"),
-                {**files, "extract": {"fileProperty": "content"}},
-            ),
+            _field(f"{part.id}/key", "The key of the sample.", "sc:Text", {**files, **key}),
+            _field(f"{part.id}/content", f"The content of the field ({kind}).", data_type, {**files, **content}),
         ],
     }
 
 
-def _field(name: str, description: str, data_type: str, source: dict[str, Any]) -> dict[str, Any]:
+def _field(identifier: str, description: str, data_type: str, source: dict[str, Any]) -> dict[str, Any]:
     return {
         "@type": "cr:Field",
-        "@id": name,
-        "name": name,
+        "@id": identifier,
+        "name": identifier,
         "description": description,
         "dataType": data_type,
         "source": source,

@@ -61,10 +61,16 @@ def kind_of(field: str) -> Kind:
         ('image', 'integer', 'json', 'bytes')
     """
     inner, _, suffix = field.lower().rpartition(".")
-    if suffix in _COMPRESSED and inner:
+    if is_compressed(field):
         kind = _KIND_OF.get(inner.rpartition(".")[2], "bytes")
         return kind if kind in ("text", "integer", "json", "other") else "bytes"
     return _KIND_OF.get(suffix, "bytes")
+
+
+def is_compressed(field: str) -> bool:
+    """Returns whether a field has a suffix of compression, as ``json.gz`` has."""
+    inner, _, suffix = field.lower().rpartition(".")
+    return bool(inner) and suffix in _COMPRESSED
 
 
 def media_type(field: str) -> str:

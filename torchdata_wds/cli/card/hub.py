@@ -1,4 +1,4 @@
-"""What the front matter of a card says to the Hugging Face hub, and what keeps the hub's viewer from reading shards."""
+"""What the front matter of a card says to the Hugging Face hub."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -7,7 +7,6 @@ from typing import Any
 
 from torchdata_wds.cli.card.field_kinds import Kind, kind_of
 from torchdata_wds.cli.card.set_facts import SetFacts, content_bytes
-from torchdata_wds.storage import mask_url
 
 TAG = "webdataset"
 _CONFIG = "default"
@@ -53,28 +52,6 @@ def declared_features(facts: SetFacts) -> dict[str, str] | None:
     types = {name: _DTYPES.get(kind_of(name)) for name in facts.fields}
     known = {name: dtype for name, dtype in types.items() if dtype is not None}
     return {**known, "__key__": "string", "__url__": "string"} if len(known) == len(types) else None
-
-
-def viewer_problem(facts: SetFacts) -> str | None:
-    """Says why the hub's viewer cannot read these shards; None if nothing speaks against it."""
-    for shard in facts.shards:
-        if not shard.path.partition("?")[0].endswith(".tar"):
-            return f"the hub takes only files named *.tar for WebDataset, not {mask_url(shard.path)}"
-    if declared_features(facts) is not None:
-        return None  # then it need not infer them from the first samples
-    for split, shards in facts.by_split().items():
-        first = next((shard for shard in shards if shard.samples), None)
-        if first is None or len(set(first.first)) == 1:
-            continue
-        always = frozenset.intersection(*first.first)
-        some = sorted(frozenset.union(*first.first) - always)
-        odd = next(number for number, fields in enumerate(first.first, 1) if fields != first.first[0])
-        return (
-            "the hub's viewer and load_dataset infer types from the first five samples of a split, which need equal "
-            f"fields. Sample {odd} of {mask_url(first.path)} ({split}) has other fields than the first: not all have "
-            f"{', '.join(some)}. Put samples with equal fields first, or leave those fields out ('wds cat -f')"
-        )
-    return None
 
 
 def size_category(samples: int) -> str:

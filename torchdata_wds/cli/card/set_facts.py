@@ -26,12 +26,13 @@ class FieldFacts(NamedTuple):
 class ShardFacts(NamedTuple):
     """What is known of one shard."""
 
+    url: str
     path: str  # as the card names it
     samples: int
     bytes: int | None  # as it is stored; None where the store does not say
     sha256: str | None
     fields: dict[str, FieldFacts]
-    first: list[frozenset[str]]  # the fields of its first samples
+    first: list[IndexedSample]
     kept_index: ShardIndex | None  # where it is wanted
 
 
@@ -94,7 +95,7 @@ def _described(url: str, path: str, index: ShardIndex, hashed: bool, indexed: bo
     for number, sample in enumerate(index):
         fields = sizes_of(sample)
         if number < FIRST:
-            first.append(frozenset(fields))
+            first.append(sample)
         for name, size in fields.items():
             count = counts.setdefault(name, [0, 0])
             count[0] += 1
@@ -102,7 +103,7 @@ def _described(url: str, path: str, index: ShardIndex, hashed: bool, indexed: bo
     header = index.header
     digest = (header.sha256 or _sha256(url)) if hashed else None
     facts = {name: FieldFacts(*count) for name, count in counts.items()}
-    return ShardFacts(path, len(index), header.bytes, digest, facts, first, index if indexed else None)
+    return ShardFacts(url, path, len(index), header.bytes, digest, facts, first, index if indexed else None)
 
 
 def sizes_of(sample: IndexedSample) -> dict[str, int]:

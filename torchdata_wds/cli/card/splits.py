@@ -21,6 +21,7 @@ _WORDS = {
 _SPLIT_OF = {word: split for split, words in _WORDS.items() for word in words}
 _BETWEEN = re.compile(r"[-._ 0-9]+")
 _NUMBERED = re.compile(r"(?:.*/)?data/([^/]+)-\d{5}-of-\d{5}[^/]*")  # as datasets itself names files
+_ALL = "all"
 _NAME = re.compile(r"\w+(\.\w+)*")
 _PATTERN_SIGNS = frozenset("*?[]")
 
@@ -37,6 +38,10 @@ def split_rule(text: str) -> SplitRule:
     name, has_glob, glob = text.partition("=")
     if not _NAME.fullmatch(name) or (has_glob and not glob):
         raise argparse.ArgumentTypeError(f"expected NAME or NAME=GLOB, such as test='test-*.tar', not {text!r:.60}")
+    if name == _ALL:
+        raise argparse.ArgumentTypeError(
+            "'all' means all splits together to Hugging Face Datasets: choose another name"
+        )
     return SplitRule(name, glob if has_glob else None)
 
 
@@ -116,7 +121,7 @@ def _words(text: str) -> list[str]:
 
 
 def _named(path: str, words: Iterable[str]) -> str | None:
-    if numbered := _NUMBERED.fullmatch(path):
+    if (numbered := _NUMBERED.fullmatch(path)) and _NAME.fullmatch(numbered[1]) and numbered[1] != _ALL:
         return numbered[1]
     found = {_SPLIT_OF[word] for word in words if word in _SPLIT_OF}
     if len(found) > 1:

@@ -13,9 +13,9 @@ from torchdata_wds.cli.command import Command, UsageError, add_force, add_parall
 from torchdata_wds.cli.inputs import add_input_arguments
 from torchdata_wds.cli.outputs import check_target, one_output, write_line, write_whole
 from torchdata_wds.cli.stats.counting import count_dataset
-from torchdata_wds.cli.stats.figures import as_plain, summarize_dataset
+from torchdata_wds.cli.stats.dataset_figures import as_plain, summarize_dataset
 from torchdata_wds.cli.stats.page import write_page
-from torchdata_wds.cli.stats.report import report
+from torchdata_wds.cli.stats.report_lines import report
 from torchdata_wds.cli.terminal import tell_losses
 from torchdata_wds.storage import mask_url
 from torchdata_wds.storage.urls import STDIN

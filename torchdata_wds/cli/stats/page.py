@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from torchdata_wds.cli.show.pages import PAGE_END, page_start, page_text
 from torchdata_wds.cli.stats import charts
-from torchdata_wds.cli.stats.figures import DatasetFigures, FieldFigures, ImageFigures, LabelFigures
+from torchdata_wds.cli.stats.dataset_figures import DatasetFigures, FieldFigures, ImageFigures, LabelFigures
 from torchdata_wds.cli.stats.numbers import NumberFigures
 from torchdata_wds.cli.stats.repeats import Group
-from torchdata_wds.cli.stats.report import duplicate_lines, places_text, range_text, share
+from torchdata_wds.cli.stats.report_lines import duplicate_lines, places_text, range_text, share
 from torchdata_wds.cli.terminal import counted
 from torchdata_wds.workers.stats.reports.amounts import size_text
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from torchdata_wds.cli.stats.figures import DatasetFigures, FieldFigures, ImageFigures, LabelFigures
+from torchdata_wds.cli.stats.dataset_figures import DatasetFigures, FieldFigures, ImageFigures, LabelFigures
 from torchdata_wds.cli.stats.numbers import NumberFigures
 from torchdata_wds.cli.stats.repeats import Repeats
 from torchdata_wds.cli.stats.tallies import Place

@@ -75,7 +75,7 @@ def test_bar_shows_shards_samples_bytes_and_time_when_local_shards_are_read(
         ("index shard-*.tar", "100% 3 of 3 shards, 5 samples"),
         ("validate shard-*.tar", "100% 3 of 3 shards, 5 samples"),
         ("stats shard-*.tar", "100% 3 of 3 shards, 5 samples"),
-        ("sort shard-*.tar -o sorted.tar", "100% 3 of 3 shards, 5 samples"),
+        ("sort shard-*.tar -o sorted.tar", "100% 5 of 5 samples written"),
         ("cat shard-*.tar --slice 1:3 -o two.tar", "100% 2 of 2 samples"),
         ("cat shard-*.tar --order 1 -o ordered.tar", "100% 5 of 5 samples"),
         ("cat shard-*.tar --shard-slice 0:1 -o two.tar", "100% 3 of 3 shards, 2 samples"),

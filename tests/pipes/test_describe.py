@@ -2,7 +2,10 @@
 
 import functools
 import html.parser
+import itertools
 import logging
+import random
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +17,7 @@ from torch.utils.data.datapipes.map import SequenceWrapper
 from tests.kits.torchdata import MapToIterConverter, SampleMultiplexer
 from torchdata_wds import WebDataset, describe, wds_collate
 from torchdata_wds.pipes.base import functional_forms
+from torchdata_wds.pipes.chain_text import stages_of
 from torchdata_wds.pipes.describe import install
 
 SECRET = "hunter2"
@@ -123,6 +127,23 @@ def test_lines_pass_a_lane_when_it_belongs_to_another_branch() -> None:
         """)
     crossed, straight = shards("a").fork(2)
     assert "│─" in describe(shards("b").mux(crossed.zip(shards("c")).concat(shards("d")), straight).zip(crossed))
+
+
+def test_every_stage_is_drawn_once_when_graphs_are_random() -> None:
+    """A line for each pipe, whatever forks and joins; every lane that begins goes on below."""
+    for seed in range(40):
+        rng = random.Random(seed)
+        pipes = [shards(name) for name in "abc"]
+        for _ in range(rng.randint(1, 20)):
+            pipe = rng.choice(pipes)
+            some = rng.sample(pipes, rng.randint(1, min(len(pipes), 4)))
+            pipes += rng.choice([lambda: [pipe.map(len)], lambda: pipe.fork(3), lambda: [pipe.zip(*some)]])()  # noqa: B023
+        lines = describe(pipes[-1]).splitlines()
+        drawn = [line for line in lines if "●" in line] or lines
+        assert len(drawn) == len(list(stages_of(pipes[-1])))
+        for above, below in itertools.pairwise(lines):
+            lanes = re.match("[●│├┴┬╯╮─ ]*", above)[0]  # type: ignore[index]
+            assert all(below[place] in "●│├┴╯" for place, sign in enumerate(lanes) if sign in "│├┬╮")
 
 
 def test_arguments_are_shown_when_a_user_s_pipe_holds_them() -> None:

@@ -172,7 +172,7 @@ class SampleReader:
         )
         self._grouper = KeyGrouperIterDataPipe(self._loader, handler=self._lose, **self._grouping)
         self._errors: set[str] = set()
-        self._hidden = hidden or (getattr(arguments, "output", STDIN) == STDIN and not stdout_is_apart())
+        self.hidden = hidden or (getattr(arguments, "output", STDIN) == STDIN and not stdout_is_apart())
 
     def __iter__(self) -> Generator[dict[str, Any], None, None]:
         """Yields samples: ``__key__``, ``__url__`` and bytes by field; raises on damage unless it is skipped."""
@@ -183,9 +183,9 @@ class SampleReader:
     def _progress(self) -> Progress:
         part = self._slice
         if part == slice(None):
-            return Progress("samples", urls=self.urls, skips=self._shard_slice is not None, hidden=self._hidden)
+            return Progress("samples", urls=self.urls, skips=self._shard_slice is not None, hidden=self.hidden)
         total = None if part.stop is None else len(range(part.stop)[part])
-        return Progress("samples", total, hidden=self._hidden)
+        return Progress("samples", total, hidden=self.hidden)
 
     def _samples(self) -> Generator[dict[str, Any], None, None]:
         return iter(self._grouper)  # type: ignore[return-value]

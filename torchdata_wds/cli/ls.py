@@ -72,7 +72,7 @@ class SizeReader(SampleReader):
         self.counts: list[tuple[str, dict[str, int]]] = []  # of each shard that could be opened, empty or not
         self._skipped: Counter[str] = Counter()
         self._by_index: bool = arguments.index
-        self._hidden = not arguments.totals
+        self.hidden = not arguments.totals
 
     def sizes(self) -> Generator[Sized, None, None]:
         """Yields each sample (rely only on its ``__key__`` and ``__url__``) and the sizes of its fields."""
@@ -90,7 +90,7 @@ class SizeReader(SampleReader):
         return self._skipped
 
     def _progress(self) -> Progress:
-        return Progress("samples", urls=self.urls, skips=True, hidden=self._hidden)
+        return Progress("samples", urls=self.urls, skips=True, hidden=self.hidden)
 
     def _samples(self) -> Generator[dict[str, Any], None, None]:
         return group_members(

@@ -100,7 +100,7 @@ class OrderedReader(SampleReader):
         return index if len(kept) == len(index.shards) else index.select(kept)
 
     def _progress(self) -> Progress:
-        return Progress("samples", len(self._positions), hidden=self._hidden)
+        return Progress("samples", len(self._positions), hidden=self.hidden)
 
     def _samples(self) -> Generator[dict[str, Any], None, None]:
         rules: Any = {name: self._grouping[name] for name in ("lowercase", "on_duplicate")}

@@ -8,8 +8,8 @@ import stat
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 from torchdata_wds.errors import cli_message
 from torchdata_wds.storage import meters
@@ -101,6 +101,7 @@ def logged() -> Iterator[None]:
         logger.removeHandler(handler)
 
 
+Sample = TypeVar("Sample", bound=Mapping[str, Any])
 _SECONDS, _BAR_SECONDS = 5.0, 0.1
 _MOST_SIZES = 2000  # how many shards are looked up
 _BAR, _LEFT, _ELAPSED = "{percentage:3.0f}%|{bar}| {desc}", ", {remaining} left", ", {elapsed}"
@@ -193,7 +194,7 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
                 self._shown = now
                 self._show()
 
-    def over(self, samples: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    def over(self, samples: Iterable[Sample]) -> Iterator[Sample]:
         """Yields samples, and reports each when the next one is requested."""
         if not self.is_shown:
             yield from samples

@@ -17,6 +17,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from decimal import Decimal
 from hashlib import blake2b
+from itertools import chain, islice
 from operator import itemgetter
 from sys import getsizeof
 from typing import Any, Literal, get_args
@@ -24,7 +25,7 @@ from typing import Any, Literal, get_args
 from torchdata_wds.cli import outputs
 from torchdata_wds.cli.command import Command, UsageError, add_seed, byte_size, choice, flag, option, usage_checked
 from torchdata_wds.cli.inputs import SampleReader, add_input_arguments
-from torchdata_wds.cli.terminal import counted, say
+from torchdata_wds.cli.terminal import Progress, counted, say
 from torchdata_wds.codecs.values.text import without_bom
 from torchdata_wds.errors import DecodingError
 from torchdata_wds.pipes.samples.field_specs import alternatives, find_field, missing_field, name_sample
@@ -67,13 +68,21 @@ def _run(arguments: argparse.Namespace) -> int:
     key = SortKey(arguments, outputs.chosen_seed(arguments.seed) if is_shuffle else 0)
     reader = SampleReader(arguments)
 
+    count = 0
+
     def entry_of(sample: dict[str, Any]) -> Entry | None:
-        return None if (value := key(sample)) is None else (value, sample)
+        nonlocal count
+        if (value := key(sample)) is None:
+            return None
+        count += 1
+        return value, sample
 
     with outputs.SampleOutput(arguments) as output, closing(reader.taken(entry_of)) as entries:
         ordered = sort_samples(entries, reverse=arguments.reverse, memory=arguments.memory, folder=arguments.tmpdir)
         with closing(ordered):
-            outputs.copy_samples(ordered, output, reader)
+            first = list(islice(ordered, 1))  # by now all samples were read, and the progress of reading has ended
+            with Progress("samples written", count, hidden=reader.hidden) as progress:
+                outputs.copy_samples(progress.over(chain(first, ordered)), output, reader)
     if key.left_out:
         say(f"left out {counted(key.left_out, 'sample')} without {' or '.join(key.fields)} (--missing skip)")
     return reader.finish()

@@ -1,12 +1,14 @@
 """What is found out about a graph."""
 
+import os
 from functools import partial
 from typing import Any
 
+import pytest
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from torchdata_wds import WebDataset, image_decoder, wds_collate
-from torchdata_wds.workers.stats.graph_facts import graph_facts
+from torchdata_wds.workers.stats.graph_facts import graph_facts, machine_load
 
 
 def resized(image: Any, size: int) -> Any:
@@ -59,3 +61,16 @@ def test_graph_of_native_stages_has_no_facts_that_advise() -> None:
     """Nothing of ours is in it."""
     facts = graph_facts([IterableWrapper(range(3)).shuffle()])
     assert not any(facts[name] for name in facts if name not in ("limits", "simplejpeg", "isal"))
+
+
+def test_load_of_the_machine_is_a_number_of_percent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """0 where the system does not tell."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(os, "getloadavg", lambda: (6.0, 0.0, 0.0))
+    assert machine_load() == 150
+
+    def fail() -> tuple[float, float, float]:
+        raise OSError
+
+    monkeypatch.setattr(os, "getloadavg", fail)
+    assert machine_load() == 0

@@ -146,6 +146,16 @@ def test_stage_that_sleeps_is_not_taken_for_too_few_processors() -> None:
     assert (judged.kind, judged.hints, judged.enough) == ("stage", ("workers",), 25)
 
 
+def test_processors_are_too_few_when_other_programs_use_them() -> None:
+    """As the load of the machine tells; more workers would not help."""
+    found = figures(0.6, workers(*[(0.9, 0, 0, 0.1)] * 6), stage(seconds=50))
+    assert verdict(found, cpus=2, load=300).kind == "processors"
+    assert "with other programs" in LoaderStats(0, 0, found, found, {"cpus": 2, "load": 300}).sentence()
+    assert verdict(found, cpus=2, load=50).kind == "stage"
+    few = figures(0.6, workers((0.9, 0, 0, 0.1)), stage())
+    assert (verdict(few, load=50, cpus=2).hints, verdict(few, load=300, cpus=2).hints) == (("workers",), ())
+
+
 def test_more_workers_are_no_hint_when_the_processors_are_busy() -> None:
     """Two that compute on two processors, one of which the training loop needs."""
     assert verdict(figures(0.6, workers(BUSY, BUSY), stage()), cpus=2).hints == ()
@@ -181,6 +191,7 @@ def test_extra_is_a_hint_when_gzip_takes_the_time() -> None:
         (0, {}, server(), "read_ahead", True),
         (0, {"read_ahead": 2}, server(), "read_ahead", False),
         (0, {}, replace(server(), source="local files"), "read_ahead", False),
+        (0, {}, replace(server(), source="commands"), "read_ahead", True),
         (1, {}, server(), "cache_shards", True),
         (0, {}, server(), "cache_shards", False),
         (1, {"caches": 1}, server(), "cache_shards", False),

@@ -8,6 +8,7 @@ from typing import Any
 
 from torchdata_wds.workers.shared_copies import SharedByCopies
 from torchdata_wds.workers.stats.figures import Figures
+from torchdata_wds.workers.stats.graph_facts import machine_load
 from torchdata_wds.workers.stats.loader_stats import LoaderStats, log_epoch, logs_epochs
 from torchdata_wds.workers.stats.moments import Messages, Moment
 from torchdata_wds.workers.stats.sampling.snapshot import Snapshot
@@ -119,7 +120,7 @@ class Collector:
             self._rank,
             now.figures_since(self._begun, skipped),
             now.figures_since(since, skipped),
-            {**self._facts, "ahead": self._ahead(now)},
+            {**self._facts, "ahead": self._ahead(now), "load": machine_load()},
         )
 
     def moment(self) -> Moment:

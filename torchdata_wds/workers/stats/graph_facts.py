@@ -1,9 +1,10 @@
-"""What the advice of a report must know about a graph and this installation, as plain numbers."""
+"""What the advice of a report must know about a graph, this installation and machine, as plain numbers."""
 
 from __future__ import annotations
 
 import importlib.util
 import inspect
+import os
 import re
 from collections.abc import Iterable, Iterator
 from types import FunctionType, MethodType
@@ -44,6 +45,14 @@ def graph_facts(branches: Iterable[DataPipe]) -> dict[str, int]:
         "simplejpeg": int(_is_installed("simplejpeg")),
         "isal": int(_is_installed("isal")),
     }
+
+
+def machine_load() -> int:
+    """Returns how many processes wanted a processor in the last minute, in percent of the machine's; 0 if unknown."""
+    try:
+        return round(100 * os.getloadavg()[0] / (os.cpu_count() or 1))
+    except OSError:
+        return 0
 
 
 def _ahead_of(pipe: Any) -> int:

@@ -27,8 +27,9 @@ class LoaderStats:
         total: The whole epoch so far.
         recent: Since the last call in this epoch, or since it began.
         options: What the verdict looks at besides: ``num_workers``, ``prefetch_factor``, ``cpus`` (how many processors
-            this process may use), ``ahead`` (items ready now), ``pool`` (1 if the workers run elsewhere), and the facts
-            of `graph_facts`.
+            this process may use), ``ahead`` (items ready now), ``load`` (how many processes of the machine want a
+            processor, in percent of its processors), ``pool`` (1 if the workers run elsewhere), and facts about the
+            graph.
 
     Example:
         >>> from torchdata_wds.workers.stats.figures import Figures, Waits

@@ -18,6 +18,7 @@ class Case:
         self.count = options.get("num_workers", len(figures.workers))  # of workers; 0 for the main process
         self.is_pool = bool(options.get("pool"))  # the workers' processors are not those of this machine
         self.cpus = max(options.get("cpus", 1), 1)
+        self.is_loaded = options.get("load", 0) >= 100  # no processor of the machine is free
 
     @cached_property
     def work(self) -> float:

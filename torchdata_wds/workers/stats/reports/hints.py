@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Literal
 
+from torchdata_wds.storage.meters import GIVEN_STREAMS, LOCAL_FILES, STANDARD_INPUT
 from torchdata_wds.workers.stats.figures import SourceFigures, StageFigures
 from torchdata_wds.workers.stats.reports.cases import Case
 
@@ -23,13 +24,14 @@ Hint = Literal[
     "move_stage",  # one that follows .join_workers(), into the workers
 ]
 
+_NEAR = ("", LOCAL_FILES, STANDARD_INPUT, GIVEN_STREAMS)  # sources that nothing makes faster
 _SMALL_SHARD = 16 << 20
 _LOADERS = ("load_", "group_by_key(")  # they unpack shards
 
 
 def source_hints(case: Case, source: SourceFigures, *, is_late: bool) -> list[Hint]:
     """Returns what helps against waiting for a source; `is_late` if it is the first byte that is waited for."""
-    is_remote, options = is_remote_source(source.source), case.options
+    is_remote, options = source.source not in _NEAR, case.options
     hints: list[Hint] = []
     if is_remote and not options.get("read_ahead", 0):
         hints.append("read_ahead")
@@ -38,11 +40,6 @@ def source_hints(case: Case, source: SourceFigures, *, is_late: bool) -> list[Hi
     if is_remote and case.epoch and not source.hits and not options.get("caches", 0):
         hints.append("cache_shards")
     return hints
-
-
-def is_remote_source(source: str) -> bool:
-    """Returns whether a source is a server or a store."""
-    return "://" in source and not source.startswith("file:")
 
 
 def stage_hints(case: Case, stage: StageFigures) -> list[Hint]:
@@ -72,8 +69,11 @@ def enough_workers(case: Case) -> int:
     else:
         wanted = math.ceil(waits.waited / waits.elsewhere) if waits.elsewhere else case.cpus
     room = 4 * max(case.count, 1)
-    if case.computing > 0.3 and not case.is_pool:
+    computing = case.computing
+    if case.is_loaded and case.busy > case.reading:
+        computing = 1.0  # it may only seem to sleep
+    if computing > 0.3 and not case.is_pool:
         # One processor stays for the training loop, where there are several.
-        room = math.floor(max(case.cpus - 1, 1) / case.computing)
+        room = math.floor(max(case.cpus - 1, 1) / computing)
     found = min(max(wanted, 1), room)
     return found if found > case.count else 0

@@ -128,8 +128,9 @@ def _transport(verdict: Verdict, case: Case) -> str:
 
 
 def _processors(verdict: Verdict, case: Case) -> str:
+    others = "" if case.used_cpus >= 0.5 * case.cpus else " with other programs"
     return (
-        f"{_loop(verdict)}: {len(case.workers)} workers share {case.cpus} processors, and compute only "
+        f"{_loop(verdict)}: {len(case.workers)} workers share {case.cpus} processors{others}, and compute only "
         f"{share_text(case.computing)} of the time in which they work, mostly at {_short(verdict.subject)}"
     )
 

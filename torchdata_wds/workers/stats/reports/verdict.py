@@ -159,8 +159,8 @@ def _processors(case: Case) -> Verdict | None:
     if stage is None or not case.count or case.is_pool or len(case.workers) <= case.cpus:
         return None
     # A stage that only sleeps, or waits for a server of its own, uses no processors.
-    is_full = case.used_cpus >= 0.5 * case.cpus and case.wanted_cpus > 1.1 * case.cpus
-    if not is_full or case.computing > 0.8:
+    is_full = case.used_cpus >= 0.5 * case.cpus or (case.is_loaded and case.computing >= 0.05)
+    if not is_full or case.wanted_cpus <= 1.1 * case.cpus or case.computing > 0.8:
         return None
     found = Verdict("processors", stage.stage, case.share, case.part(stage.seconds))
     return _advised(found, [*stage_hints(case, stage), "fewer_workers"], case)

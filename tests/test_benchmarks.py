@@ -118,6 +118,7 @@ def test_no_script_is_left_out() -> None:
     # Others run them, or other tests do.
     others = {"shards", "http", "serving", "order_large", "order_picture", "fleet"}
     alone = {"read", "decode", "write", "workers", "memory", "startup", "resume", "tools", "order", "ray_pool"}
+    alone |= {"stats"}
     assert scripts == alone | others
 
 
@@ -188,6 +189,13 @@ def test_order_compares_with_reading_front_to_back_and_with_random_access(shards
             assert (name in found[kind]) is (name not in content["left_out"])
     for kind in ("start", "resume", "a worker's private memory", "a worker's resident memory"):
         assert found[kind] == {"500 samples", "5,000 samples"}
+
+
+def test_stats_compares_figures_on_and_off(shards: Path, tmp_path: Path) -> None:
+    """With and without workers."""
+    printed, content = run("stats.py", shards, tmp_path, "--kind", "images to rgb8, batches of 4, 2 workers")
+    check_table(printed, content)
+    assert rows(content) == {("images to rgb8, batches of 4, 2 workers", name) for name in ("on", "off")}
 
 
 def test_ray_pool_compares_actors_with_processes(shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

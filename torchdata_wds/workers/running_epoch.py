@@ -17,6 +17,15 @@ from torchdata_wds.workers.lengths import items_before
 from torchdata_wds.workers.stats.wait_clock import WaitClock
 
 T = TypeVar("T")
+_process = os.getpid()  # which would be a call for each item
+
+
+def _note_process() -> None:
+    global _process
+    _process = os.getpid()
+
+
+os.register_at_fork(after_in_child=_note_process)
 
 
 class Epoch(Generic[T]):
@@ -35,7 +44,7 @@ class Epoch(Generic[T]):
         self.is_over = False  # whether all items were delivered
         self.is_left = False
         self._error: BaseException | None = None
-        self._owner = os.getpid()
+        self._owner = _process
 
     @property
     def is_fresh(self) -> bool:
@@ -49,7 +58,7 @@ class Epoch(Generic[T]):
                 "this iterator has ended, because the loader began another epoch, loaded a state or was shut down: a "
                 "WdsLoader has one iterator at a time"
             )
-        if os.getpid() != self._owner:
+        if _process != self._owner:
             raise RuntimeError(
                 f"this iterator belongs to process {self._owner}, from which this process was forked: iterating "
                 "over it here would take items from that process, and move the positions in its open files. Make a "
@@ -107,8 +116,8 @@ class LoaderIterator(Iterator[T]):
         loader, epoch = self._loader, self._epoch
         if epoch.is_over or (loader._is_paused and not epoch.is_left):
             raise StopIteration
-        clock, taken = epoch.clock, epoch.delivered
-        is_measured = taken >= clock.due
+        clock = epoch.clock
+        is_measured = epoch.delivered >= clock.due
         if is_measured:
             clock.began = perf_counter()
         try:
@@ -117,7 +126,7 @@ class LoaderIterator(Iterator[T]):
             loader._engine.end()
             raise
         if is_measured:
-            clock.note(taken + 1)
+            clock.note(epoch.delivered)
         self._since += 1
         if self._since == self._limit:
             self._since = 0

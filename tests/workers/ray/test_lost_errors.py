@@ -1,10 +1,13 @@
 """What Ray says when an actor does not answer: lost, and another one takes its place; or another one would fail too."""
 
 import re
+import time
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
+from torchdata_wds.workers.ray.actor_link import ActorLink
 from torchdata_wds.workers.ray.losses import ActorPlace, LostActorError, lost
 
 ray: Any = pytest.importorskip("ray")
@@ -59,3 +62,17 @@ def test_actor_that_never_ran_is_told_apart() -> None:
     error = errors.RayActorError("0f", "its node has died.\nThe actor never ran - it was cancelled")
     assert lost(ray, error, None, "worker 1 of 2").never_ran
     assert not lost(ray, error, PLACE, "worker 1 of 2").never_ran
+
+
+def test_actors_that_never_run_are_replaced_ever_more_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At first at once; a cluster takes some seconds to notice that a node has gone."""
+    pauses: list[float] = []
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    link = ActorLink(Mock(exceptions=Mock(RayError=errors.RayError)), 0, 1, 2, Mock(), "num_cpus=1", None)
+    for _ in range(20):
+        link.replace(never_ran=True)
+    assert link.replaced == 0
+    assert pauses[:3] == [0.1, 0.2, 0.4]
+    assert sum(pauses) > 40
+    link.replace(never_ran=True)
+    assert link.replaced == 1

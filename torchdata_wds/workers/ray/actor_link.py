@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from math import inf
@@ -22,6 +23,10 @@ logger = logging.getLogger(__name__)
 _SLOW_START = 30.0  # after how many seconds a warning says that an actor has not started; again after twice as long
 _INLINED = 100_000  # messages of fewer bytes do not use the object store
 _MOST_UNPLACED = 20
+_PAUSE, _LONGEST_PAUSE = (
+    0.1,
+    3.0,
+)  # seconds before a second actor in a row that never ran is replaced; doubled each time
 _MOST_START = 120.0  # how many seconds longer than `timeout` an actor may take to start
 
 
@@ -79,6 +84,8 @@ class ActorLink(StreamLink):
 
     def replace(self, *, never_ran: bool) -> None:
         """Starts another actor in place of this one, which counts unless that was placed on a node that had gone."""
+        if never_ran and self._unplaced:  # the cluster takes up to 20 s to notice what has gone
+            time.sleep(min(_PAUSE * 2.0 ** (self._unplaced - 1), _LONGEST_PAUSE))
         self._unplaced += never_ran
         self.replaced += not never_ran or self._unplaced > _MOST_UNPLACED
         self._avoided = self.place.node if self.place else self._avoided

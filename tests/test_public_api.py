@@ -45,7 +45,7 @@ def test_all_is_exact() -> None:
     assert len(set(torchdata_wds.__all__)) == len(torchdata_wds.__all__)
     for name in NAMES:
         assert getattr(torchdata_wds, name) is not None
-    later = {"StatefulPipeline", "WdsLoader", "RayPool", "repeat_batches", *SERVICES}
+    later = {"StatefulPipeline", "WdsLoader", "RayPool", "profile_pipe", "repeat_batches", *SERVICES}
     # without torchdata, the services are left out, since `import *` would fail
     assert public_names() | later == set(torchdata_wds.__all__) | SERVICES
 

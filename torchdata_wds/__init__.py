@@ -91,6 +91,7 @@ from torchdata_wds.writers.tar_writer import TarWriter
 
 if TYPE_CHECKING:
     from torchdata_wds.workers.loader import WdsLoader
+    from torchdata_wds.workers.profile.profiling import profile_pipe
     from torchdata_wds.workers.profile.repeated_batches import repeat_batches
     from torchdata_wds.workers.ray.actor_pool import RayPool
     from torchdata_wds.workers.ray.reading_service import RayReadingService
@@ -101,7 +102,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "WebDataset", "load_dataset", "IndexedShards", "IndexedMix", "WdsLoader", "WorkersReadingService",
-    "StatefulPipeline", "RayPool", "RayReadingService", "repeat_batches", "describe",
+    "StatefulPipeline", "RayPool", "RayReadingService", "profile_pipe", "repeat_batches", "describe",
     "wds_collate", "handle_extension", "image_decoder", "torch_video", "torch_audio", "TextSegment",
     "ImageSegment", "interleaved_sample", "ShardMember", "ShardSlice", "CachedShard",
     # writing
@@ -135,6 +136,7 @@ if not _has_torchdata():
 #: What is imported when it is first used: it takes time, or torchdata.
 _LATER = {
     "WdsLoader": "torchdata_wds.workers.loader",
+    "profile_pipe": "torchdata_wds.workers.profile.profiling",
     "repeat_batches": "torchdata_wds.workers.profile.repeated_batches",
     "RayPool": "torchdata_wds.workers.ray.actor_pool",
     "RayReadingService": "torchdata_wds.workers.ray.reading_service",

@@ -42,7 +42,7 @@ def test_examples_in_the_help_are_of_the_command_and_parse(name: str) -> None:
     assert all(shlex.split(line) for line in lines_of(name))
 
 
-@pytest.mark.parametrize("name", sorted(set(COMMANDS) - {"demo"}))
+@pytest.mark.parametrize("name", sorted(set(COMMANDS) - {"bench", "demo"}))
 def test_examples_in_the_help_run_in_this_process(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One after the other, in a folder of shards; those that do not need a shell."""
     write_example_folder(tmp_path)
@@ -59,7 +59,7 @@ def needs_shell(line: str) -> bool:
     """Whether an example is not run in this process: it starts workers, redirects, or pipes into another program."""
     words = shlex.split(line)
     others = [after for sign, after in itertools.pairwise(words) if sign == "|" and after != "wds"]
-    return line.startswith("wds demo") or ">" in words or bool(others)
+    return line.startswith(("wds bench", "wds demo")) or ">" in words or bool(others)
 
 
 def with_names(line: str) -> str:

@@ -35,6 +35,16 @@ def augment(source: str, target: str) -> None:
             writer.write(sample)
 '''
 
+PIPES = '''"""A module for wds bench."""
+
+from torchdata_wds import WebDataset, wds_collate
+
+
+def training_pipe():
+    """The pipe of a training script."""
+    return WebDataset("train-{000000..000003}.tar", decoder="rgb8").batch(8).collate(wds_collate)
+'''
+
 
 class Result(NamedTuple):
     """What a command did.
@@ -108,7 +118,7 @@ def write_example_folder(folder: Path) -> None:
 
     ``train-{000000..000003}.tar`` have ten samples each with jpg, cls, json and txt; ``damaged.tar`` is cut in its
     middle; ``images/`` is a folder of pairs, ``recipe.txt`` and ``plan.tsv`` describe archives of them; ``augment.py``
-    is a module for ``wds map``.
+    is a module for ``wds map``, and ``pipes.py`` one for ``wds bench``.
     """
     for shard in range(4):
         members = []
@@ -144,3 +154,4 @@ def _write_sources(folder: Path) -> None:
     (folder / "recipe.txt").write_text("\n".join(recipe) + "\n")
     (folder / "plan.tsv").write_text("\n".join(plan) + "\n")
     (folder / "augment.py").write_text(AUGMENT)
+    (folder / "pipes.py").write_text(PIPES)

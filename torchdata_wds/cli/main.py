@@ -12,6 +12,7 @@ from typing import NoReturn
 
 from torchdata_wds import __version__
 from torchdata_wds.cli import (
+    bench,
     cache,
     card,
     cat,
@@ -56,6 +57,7 @@ COMMANDS: dict[str, Command] = {
     "validate": validate.COMMAND,
     "card": card.COMMAND,
     "cache": cache.COMMAND,
+    "bench": bench.COMMAND,
     "demo": demo.COMMAND,
     "help": help.COMMAND,
 }

@@ -37,7 +37,8 @@ from torchdata_wds.storage import mask_url
 from torchdata_wds.storage.urls import STDIN
 from torchdata_wds.writers.tar_writer import TarWriter
 
-_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
+#: ``module:function``.
+FUNCTION_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,7 +65,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _function_name(text: str) -> str:
-    if _NAME.fullmatch(text) is None:
+    if FUNCTION_NAME.fullmatch(text) is None:
         expected = "expected module:function, such as augment:main for the function main of augment.py"
         raise argparse.ArgumentTypeError(f"{expected}, not {text!r}")
     return text

@@ -108,7 +108,8 @@ def _pipe_of(frame: FrameType, role: int) -> Any:
     if role == _PIPE_OF_SELF:
         pipe = values.get("self")
     else:
-        pipe = values["args"][0] if values.get("args") else getattr(values.get("self"), "datapipe", None)
+        args = values.get("args")  # read once: another thread that looks at this frame may clear them
+        pipe = args[0] if args else getattr(values.get("self"), "datapipe", None)
     if sys.version_info < (3, 13) and frame.f_trace is None:
         values.clear()  # a copy, which would keep an item alive
     return pipe

@@ -50,6 +50,7 @@ def test_counts_are_exact_at_the_end_of_each_epoch(workers: int, front: str, url
             size = sum(Path(url).stat().st_size for url in urls)
             (source,) = total.sources
             assert (source.source, source.shards, total.bytes) == ("local files", 4, size)
+            assert source.slowest in urls  # one of this epoch, even if an earlier one was slower
             found = {stage.stage: (stage.items_in, stage.items_out, dict(stage.skipped)) for stage in total.stages}
             kept = sum(map(len, batches))
             assert found["group_by_key()"] == (None, 100, {})

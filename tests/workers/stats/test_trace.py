@@ -132,6 +132,18 @@ def test_wrong_paths_raise_in_the_constructor(tmp_path: Path) -> None:
         WdsLoader(IterableWrapper([1]), trace=tmp_path / "missing" / "epoch.json")
 
 
+def test_a_stream_that_goes_on_is_traced_up_to_the_end_of_the_epoch(tmp_path: Path) -> None:
+    """With wds_epoch in the main process, the workers run on; they notice that nobody reads what they note."""
+    path = tmp_path / "epoch.json"
+    pipe = chain(tmp_path).join_workers().wds_epoch(4)
+    with WdsLoader(pipe, num_workers=1, trace=path) as loader:
+        assert len(list(loader)) == 4
+        before = path.read_bytes()
+        assert len(list(loader)) == 4
+    assert check(path)[0].keys() >= {"training loop", "worker 0"}
+    assert path.read_bytes() == before
+
+
 def test_ranks_write_files_of_their_own(tmp_path: Path) -> None:
     """One name for all would be written by the last."""
     assert _with_rank("a.b/epoch.json", 1) == "a.b/epoch-rank1.json"
@@ -151,6 +163,7 @@ def test_spans_of_one_kind_become_one() -> None:
     log.add("b", "stage", 2.5, 4.0)
     log.add("b", "stage", 3.0, 3.5)
     log.add("b", "stage", 5.0, 6.0)
+    log.add("b", "stage", 6.0002, 6.49)
     log.block(6.5, 7.5)
     log.block(7.6, 7.6001)
     log.add("b", "stage", 7.0, 8.0)

@@ -85,6 +85,7 @@ class Tally:
         `find_end` returns the last pipe of the graph, which may be replaced; the pipes whose ids are in `without` are
         no stages. Nothing is kept alive.
         """
+        meters.forget_slowest()
         self._find_end, self._without = find_end, without
         self._find_graph()
         self._since = self._made_at = time.perf_counter()
@@ -107,7 +108,7 @@ class Tally:
     @property
     def interval(self) -> float:
         """The number of seconds between two looks."""
-        return sampler.INTERVAL if self.track is None or not self.track.is_running else INTERVAL
+        return sampler.INTERVAL if self.track is None else INTERVAL
 
     def _find_graph(self) -> None:
         end = self._find_end()
@@ -174,6 +175,8 @@ class Tally:
             track.look(stage, now - seconds, now, reads=spot.reads)
         if self._looks % _PUBLISH == 0:
             track.flush()
+        if not track.is_running:
+            self.track = None
 
     def _tell(self) -> None:
         self._told_at = time.perf_counter()

@@ -12,6 +12,12 @@ from typing import NamedTuple
 #: A shorter wait for room is not worth a span of its own.
 _SHORTEST_WAIT = 0.001
 
+#: Looks come a little late, each by another time, and what they see has no gaps.
+_GAP = 0.001
+
+#: What was seen last is taken to go on until a wait for room, if that begins within so many seconds.
+_UNSEEN = 0.05
+
 #: A span that goes on is handed over after so many seconds: its process may never come to its end.
 _LONGEST_OPEN = 5.0
 
@@ -48,13 +54,13 @@ class SpanLog:
         self._end = 0.0  # of the last span
 
     def add(self, name: str, kind: str, start: float, end: float, detail: str = "") -> None:
-        """Adds a span; the part of it that lies before the end of the last one is left out."""
+        """Adds a span, which begins at the end of the last one if that is later, or hardly earlier."""
         with self._lock:
-            start = max(start, self._end)
+            start = self._end if start < self._end + _GAP else start
             if end <= start:
                 return
             last = self._open
-            if last is not None and (last.name, last.kind) == (name, kind) and last.end >= start:
+            if last is not None and (last.name, last.kind) == (name, kind) and start <= self._end:
                 self._open = last._replace(seconds=end - last.start)
             else:
                 self._close()
@@ -67,7 +73,7 @@ class SpanLog:
             return
         with self._lock:
             last = self._open
-            if last is not None and last.kind != "blocked" and last.end < start:
+            if last is not None and last.kind != "blocked" and last.end < start < last.end + _UNSEEN:
                 self._open, self._end = last._replace(seconds=start - last.start), start
         self.add("blocked", "blocked", start, end)
 

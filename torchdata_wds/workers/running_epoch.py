@@ -134,19 +134,22 @@ class LoaderIterator(Iterator[T]):
             loader._engine.pause()
         return item
 
-    def __length_hint__(self) -> int:
-        """Returns how many items are left in this epoch, in a resumed one too, if the loader knows its length."""
+    def __len__(self) -> int:
+        """Returns how many items are left in this epoch, in a resumed one too; a TypeError if that is not known."""
         loader, epoch = self._loader, self._epoch
         if epoch.is_over or epoch.is_left:
             return 0
-        try:
-            total = len(loader)
-        except TypeError:
-            return NotImplemented  # type: ignore[no-any-return]
+        total = len(loader)
         before = items_before(loader.pipe, loader._engine.ranks.find(loader.pipe), loader._engine.resumed)
         if before is None:
-            return NotImplemented  # type: ignore[no-any-return]
+            raise TypeError(
+                "how many items are left in this resumed epoch is not known: its state counts the items that workers "
+                "have made, of which the stages after .join_workers() make others"
+            )
         return max(0, total - before - epoch.delivered)
+
+    def __bool__(self) -> bool:
+        return True  # also if nothing is left, or the number is not known
 
     def limit(self, n: int | None) -> None:
         """Pauses after the next n items, and again n items after each `resume`; None removes the limit.

@@ -55,8 +55,10 @@ class LoaderStats:
 
     def report(self) -> str:
         """Writes the figures as tables, and the sentence of the verdict after them."""
-        title = f"epoch {self.epoch}, rank {self.rank}, {self.options.get('num_workers', 0)} workers"
-        return "\n".join([title, "", *report_lines(self.total, self.recent), "", *wrapped(self.sentence())])
+        workers = self.options.get("num_workers", len(self.total.workers))
+        title = f"epoch {self.epoch}, rank {self.rank}, {workers} workers" + " (the main process)" * (not workers)
+        lines = report_lines(self.total, self.recent, is_here=not workers)
+        return "\n".join([title, "", *lines, "", *wrapped(self.sentence())])
 
     def _judged(self) -> tuple[Verdict, Figures]:
         verdict = judge(self.recent, self.options, self.epoch)

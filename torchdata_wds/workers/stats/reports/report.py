@@ -21,12 +21,17 @@ from torchdata_wds.workers.stats.reports.cases import load_of
 
 _LONGEST_NAME = 40
 _MOST_WORKERS = 8
+_PARTS = ("busy", "reading", "sending", "blocked", "idle", "cpu", "awaited")  # of a worker's time
+_HERE = ("busy", "reading", "idle", "cpu")  # of that of the main process
 
 
-def report_lines(total: Figures, recent: Figures) -> list[str]:
-    """Writes the tables of an epoch and of its recent stretch: the loop, its workers, stages and sources."""
+def report_lines(total: Figures, recent: Figures, *, is_here: bool) -> list[str]:
+    """Writes the tables of an epoch and of its recent stretch: the loop, its workers, stages and sources.
+
+    `is_here` if there are no workers, so that the main process has their figures.
+    """
     stretches = [total] if recent == total else [total, recent]
-    tables = [_loop_lines(stretches), _worker_lines(total), _stage_lines(total), _source_lines(total)]
+    tables = [_loop_lines(stretches), _worker_lines(total, is_here=is_here), _stage_lines(total), _source_lines(total)]
     return [line for lines in tables if lines for line in ("", *lines)][1:]
 
 
@@ -62,15 +67,17 @@ def _of(part: int, whole: int) -> str:
     return share_text(part / whole) if whole else ""
 
 
-def _worker_lines(figures: Figures) -> list[str]:
+def _worker_lines(figures: Figures, *, is_here: bool) -> list[str]:
     workers, seconds = figures.workers, figures.seconds
     if not workers or not seconds:
         return []
-    rows = [_worker_row(worker, seconds) for worker in _shown(workers)]
+    names = _HERE if is_here else _PARTS
+    rows = [_worker_row(worker, seconds, names) for worker in _shown(workers)]
+    if is_here:
+        rows[0][0] = "main"
     if len(workers) > 1:
-        rows.append(_sum_row(workers, seconds))
-    header = ["worker", "busy", "reading", "sending", "blocked", "idle", "cpu", "awaited", "items", "is at"]
-    return table_lines(header, rows, has_texts=True)
+        rows.append(_sum_row(workers, seconds, names))
+    return table_lines(["process" if is_here else "worker", *names, "items", "is at"], rows, has_texts=True)
 
 
 def _shown(workers: Sequence[WorkerFigures]) -> list[WorkerFigures]:
@@ -82,16 +89,16 @@ def _shown(workers: Sequence[WorkerFigures]) -> list[WorkerFigures]:
     return sorted(ordered[:half] + ordered[-half:], key=lambda worker: worker.number)
 
 
-def _worker_row(worker: WorkerFigures, seconds: float) -> list[str]:
+def _worker_row(worker: WorkerFigures, seconds: float, names: Sequence[str]) -> list[str]:
     idle = max(seconds - load_of(worker) - worker.blocked, 0.0)
-    parts = (worker.busy, worker.reading, worker.sending, worker.blocked, idle, worker.cpu, worker.awaited)
+    parts = [idle if name == "idle" else getattr(worker, name) for name in names]
     return [str(worker.number), *(share_text(part / seconds) for part in parts), f"{worker.items:,}", _at(worker.at)]
 
 
-def _sum_row(workers: Sequence[WorkerFigures], seconds: float) -> list[str]:
-    names = [found.name for found in fields(WorkerFigures) if found.name not in ("number", "at")]
-    whole = WorkerFigures(0, **{name: sum(getattr(worker, name) for worker in workers) for name in names})
-    return [f"all {len(workers)}", *_worker_row(whole, seconds * len(workers))[1:]]
+def _sum_row(workers: Sequence[WorkerFigures], seconds: float, names: Sequence[str]) -> list[str]:
+    summed = [found.name for found in fields(WorkerFigures) if found.name not in ("number", "at")]
+    whole = WorkerFigures(0, **{name: sum(getattr(worker, name) for worker in workers) for name in summed})
+    return [f"all {len(workers)}", *_worker_row(whole, seconds * len(workers), names)[1:]]
 
 
 def _at(at: At | None) -> str:

@@ -262,6 +262,9 @@ def test_card_refuses_a_readme_whose_head_it_cannot_keep(tmp_path: Path) -> None
     done = run_wds("card", "-p", 1, url)
     assert (done.status, sorted(path.name for path in tmp_path.iterdir())) == (1, ["README.md", "x.tar"])
     assert "a line other than 'key: value': '{license: mit}'" in done.err
+    (tmp_path / "README.md").write_text("---\nconfigs:\n- config_name: mine\n  x: y\n- {config_name: 'b'}\n---\n")
+    assert "would be lost: mine, b. Choose another folder" in run_wds("card", "-p", 1, url).err
+    assert run_wds("card", "-p", 1, url, "--force", "--no-croissant").status == 0
     (tmp_path / "README.md").write_bytes(b"\xff")
     assert "README.md is not UTF-8 text" in run_wds("card", "-p", 1, url).err
 

@@ -9,14 +9,16 @@ wds card --check 'train-*.tar'
 import argparse
 import os
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 
 from torchdata_wds.cli.card.card_files import RIGHT, CardFile, save_all
 from torchdata_wds.cli.card.croissant import croissant_json
 from torchdata_wds.cli.card.energon import energon_files, parse_sample_type
-from torchdata_wds.cli.card.readme import Answers, known_answers, updated_readme
+from torchdata_wds.cli.card.energon_index import EnergonIndex
+from torchdata_wds.cli.card.readme import Answers, known_answers, other_configs, updated_readme
 from torchdata_wds.cli.card.set_facts import SetFacts, ShardFacts, describe_shard
 from torchdata_wds.cli.card.splits import Place, assign_splits, locate, split_rule
 from torchdata_wds.cli.card.viewer import viewer_problem
@@ -81,36 +83,46 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.energon and place.is_remote:
         raise UsageError("energon's files lie in the folder of the shards: --energon needs local ones")
     splits = assign_splits(place.paths, arguments.split)  # may fail, which costs less before the shards are read
-    shards = _described(arguments, urls, place)
-    facts = SetFacts(shards, splits)
-    files = _files(arguments, facts, place)
-    problem = viewer_problem(facts)
-    if problem is not None:
-        say(f"warning: {problem}")
-    if arguments.check:
-        return 1 if _faults(files) or problem is not None else 0
-    written = save_all(files, overwrite=arguments.force)
+    with ExitStack() as stack:
+        index = stack.enter_context(EnergonIndex()) if arguments.energon else None
+        facts = SetFacts(_described(arguments, urls, place, index), splits)
+        files = _files(arguments, facts, place, index)
+        problem = viewer_problem(facts)
+        if problem is not None:
+            say(f"warning: {problem}")
+        if arguments.check:
+            return 1 if _faults(files) or problem is not None else 0
+        written = save_all(files, overwrite=arguments.force)
     told = f"{counted(written, 'file')} written, {len(files) - written:,} unchanged"
     say(f"{told} ({counted(facts.samples, 'sample')} of {counted(len(urls), 'shard')})")
     return 0
 
 
-def _described(arguments: argparse.Namespace, urls: Sequence[str], place: Place) -> list[ShardFacts]:
-    describe = partial(describe_shard, hashed=not arguments.no_croissant, indexed=arguments.energon)
+def _described(
+    arguments: argparse.Namespace, urls: Sequence[str], place: Place, index: EnergonIndex | None
+) -> list[ShardFacts]:
+    """Describes the shards in the order of their names, and adds them to the index."""
+    describe = partial(describe_shard, hashed=not arguments.no_croissant, indexed=index is not None)
+    jobs = sorted(zip(urls, place.paths, strict=True), key=itemgetter(1))
     shards = []
-    made = map_in_order(describe, list(zip(urls, place.paths, strict=True)), arguments.parallel)
-    with closing(made), Progress("shards", urls=urls, summarizes=True) as progress:
-        for url, shard in zip(urls, made, strict=True):
-            shards.append(shard)
-            progress.advance(shard=url)
+    made = map_in_order(describe, jobs, arguments.parallel)
+    with closing(made), Progress("shards", len(urls), summarizes=True) as progress:
+        for shard in made:
+            if index is not None:
+                index.add(shard)
+            shards.append(shard._replace(kept_index=None))
+            progress.advance()
     return shards
 
 
-def _files(arguments: argparse.Namespace, facts: SetFacts, place: Place) -> list[CardFile]:
-    """Makes the files of the card, in memory."""
+def _files(arguments: argparse.Namespace, facts: SetFacts, place: Place, index: EnergonIndex | None) -> list[CardFile]:
+    """Makes the files of the card, small ones in memory."""
     folder = None if place.is_remote else place.folder
     path = place.folder / README
     old = _text_of(path) if path.exists() else None
+    if (others := other_configs(old)) and not (arguments.force or arguments.check):
+        lost = f"{path} has configurations that would be lost: {', '.join(others)}"
+        raise WdsError(f"{lost}. Choose another folder with -o, or pass --force to replace them")
     given = Answers(
         arguments.name,
         arguments.license,
@@ -125,8 +137,8 @@ def _files(arguments: argparse.Namespace, facts: SetFacts, place: Place) -> list
     if not arguments.no_croissant:
         answers = given._replace(license=given.license or license_id)
         files.append(CardFile(CROISSANT, place.folder / CROISSANT, croissant_json(facts, answers, name).encode()))
-    if arguments.energon:
-        files += energon_files(facts, place.folder, arguments.energon_sample, arguments.energon_ratio)
+    if index is not None:
+        files += energon_files(facts, place.folder, index, arguments.energon_sample, arguments.energon_ratio)
     return files
 
 

@@ -65,6 +65,13 @@ def scalar_of(entries: list[Entry], key: str) -> str | None:
     return value if value and value[0] not in "[{|>&*!#" else None
 
 
+def config_names(entries: list[Entry]) -> list[str]:
+    """Returns the names of the configurations that a README describes."""
+    texts = [entry.text for entry in entries if entry.key in ("configs", "dataset_info")]
+    found = [name for text in texts for name in re.findall(r"config_name:[ \t]*[\"']?([^\s\"',}]+)", text)]
+    return list(dict.fromkeys(found))
+
+
 def replace(entries: list[Entry], values: Mapping[str, Any]) -> str:
     """Returns the front matter with new values for some keys; None removes a key."""
     places = {entry.key: number for number, entry in enumerate(entries)}

@@ -9,7 +9,7 @@ from torchdata_wds.cli.card.field_kinds import Kind, kind_of
 from torchdata_wds.cli.card.set_facts import SetFacts, content_bytes
 
 TAG = "webdataset"
-_CONFIG = "default"
+CONFIG = "default"
 _DTYPES: dict[Kind, str] = {
     "image": "image",
     "audio": "audio",
@@ -42,7 +42,7 @@ def hub_values(facts: SetFacts, folder: Path | None) -> dict[str, Any]:
     info["dataset_size"] = sum(size for size, _ in sizes.values())
     return {
         "size_categories": [size_category(facts.samples)],
-        "configs": [{"config_name": _CONFIG, "data_files": files}],
+        "configs": [{"config_name": CONFIG, "data_files": files}],
         "dataset_info": info,
     }
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from torchdata_wds.cli.card.field_kinds import kind_of
-from torchdata_wds.cli.card.front_matter import divide, replace, scalar_of, with_tag
-from torchdata_wds.cli.card.hub import TAG, hub_values, path_patterns
+from torchdata_wds.cli.card.front_matter import config_names, divide, replace, scalar_of, with_tag
+from torchdata_wds.cli.card.hub import CONFIG, TAG, hub_values, path_patterns
 from torchdata_wds.cli.card.set_facts import SetFacts, total_bytes
 from torchdata_wds.cli.terminal import counted
 from torchdata_wds.workers.stats.reports.amounts import size_text
@@ -31,6 +31,11 @@ def known_answers(readme: str | None) -> tuple[str | None, str | None]:
     """Returns the title and the license that an existing README has in its front matter."""
     entries = [] if readme is None else divide(readme)[0]
     return scalar_of(entries, "pretty_name"), scalar_of(entries, "license")
+
+
+def other_configs(readme: str | None) -> list[str]:
+    """Returns the names of configurations in an existing README that are not of our making, and would be lost."""
+    return [] if readme is None else [name for name in config_names(divide(readme)[0]) if name != CONFIG]
 
 
 def updated_readme(readme: str | None, facts: SetFacts, answers: Answers, name: str, folder: Path | None) -> str:

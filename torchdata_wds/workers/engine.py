@@ -26,6 +26,7 @@ from torchdata_wds.workers.resume.stream import WorkerFunctions
 from torchdata_wds.workers.stats.collector import Collector
 from torchdata_wds.workers.stats.graph_facts import graph_facts
 from torchdata_wds.workers.stats.skips import EpochSkips
+from torchdata_wds.workers.stats.stalls.main_watch import MainWatch
 from torchdata_wds.workers.stats.tracing.epoch_trace import EpochTrace
 from torchdata_wds.workers.stream_pool import PoolOptions, StreamPool
 
@@ -84,6 +85,7 @@ class Engine:
         self.in_epoch = False
         self.skips = EpochSkips()
         self.stats = Collector(self.skips, trace=self.trace)
+        self._main_watch: Any = None  # a `MainWatch` of the stages in the main process, once the work is divided
         self.order: JobOrder | None = None  # the global order that the graph follows, if it does
         self.graph: Any = None  # a RunningGraph, once the work is divided
         self._functions = functions
@@ -122,6 +124,7 @@ class Engine:
             self.stats.open(graph, self.ranks.place.number, {**self._facts(), **facts})
             if self.trace is not None:
                 self.trace.open(graph.workers, self.ranks.place.number, self.ranks.place.consumers)
+            self._main_watch = MainWatch(self.ranks.place, self.stall_after, self.stats.main_at)
             self.graph = graph  # only now: a graph that could not be divided must not run
 
     def _pool(self, graph: WorkerGraph, place: Place) -> StreamPool:
@@ -157,6 +160,7 @@ class Engine:
         graph = self.graph
         self.skips.begin(graph)
         self.stats.begin(self.epoch - 1)
+        self._main_watch.begin(graph)
         self._stream_seeds = seeds if self.order is not None else self._stream_seeds or seeds
         graph.end._number_of_samples_yielded = 0
         # A number that no worker has, so that random stages after .join_workers() have an order of their own.
@@ -187,6 +191,7 @@ class Engine:
             run.wait_for_facts()
         self.in_epoch = False
         graphs.warn_of_more(self.graph.end._number_of_samples_yielded, self._promised, self.num_workers)
+        self._main_watch.stop()
         self.stats.end()
         self.skips.end(self.epoch)
         for run in self.graph.runs:
@@ -248,6 +253,8 @@ class Engine:
 
     def close(self) -> None:
         """Ends the workers; idempotent."""
+        if self._main_watch is not None:
+            self._main_watch.stop()
         self.stats.stop()
         self.skips.stop()
         for run in self.graph.runs if self.graph else ():

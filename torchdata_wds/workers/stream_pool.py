@@ -21,8 +21,10 @@ from torchdata_wds.workers.processes.messages import Message
 from torchdata_wds.workers.processes.worker import Failure, Order
 from torchdata_wds.workers.resume.checkpoints import Streams
 from torchdata_wds.workers.resume.ordered import Gap
+from torchdata_wds.workers.stats.figures import At
 from torchdata_wds.workers.stats.sampling.snapshot import Snapshot
-from torchdata_wds.workers.stats.stalls.watch import StallWatch, States
+from torchdata_wds.workers.stats.stalls.watch import StallWatch
+from torchdata_wds.workers.stats.stalls.worker_states import States
 from torchdata_wds.workers.stats.tracing.epoch_trace import EpochTrace
 
 _READY = 0.001  # a message that takes fewer seconds was there
@@ -53,6 +55,12 @@ class StreamLink:
     def snapshot(self) -> Snapshot | None:
         """Returns what the worker has done, as far as it has told."""
         return None
+
+    @property
+    def at(self) -> At | None:
+        """What the worker is at, as far as it has told."""
+        snapshot = self.snapshot()
+        return None if snapshot is None or snapshot.at is None else At(*snapshot.at)
 
     @abstractmethod
     def _next_message(self, timeout: float) -> Message | None:
@@ -157,6 +165,11 @@ class StreamPool(WdsPipe[Any]):
     def links(self) -> Sequence[StreamLink]:
         """The connections to the workers."""
         return self._links
+
+    @property
+    def waited(self) -> float:
+        """The seconds of a wait for a message that goes on, once it is long."""
+        return self._watch.waited
 
     def __getstate__(self) -> dict[str, Any]:
         return {}  # for graph traversal: no pipe is above, and a pool is never sent to another process

@@ -22,7 +22,7 @@ from torchdata_wds.workers.processes.shared_memory import Limits
 from torchdata_wds.workers.processes.worker import CHECK_INTERVAL, GRACE, NoticeBoard, Order, WorkerGraph, run_worker
 from torchdata_wds.workers.stats.sampling.snapshot import Snapshot, SnapshotMemory
 from torchdata_wds.workers.stats.stalls.stack_file import StackFile, collect, state_of
-from torchdata_wds.workers.stats.stalls.watch import WorkerState
+from torchdata_wds.workers.stats.stalls.worker_states import WorkerState
 from torchdata_wds.workers.stream_pool import StreamLink
 
 _PATIENCE = GRACE + CHECK_INTERVAL + 1  # how many seconds a worker may take to end; its guard normally ends it sooner
@@ -134,7 +134,7 @@ class WorkerLink(StreamLink):
     def told_stack(self, dump: str) -> WorkerState:
         """Returns the state of the worker, which has written `dump`."""
         process = self._process.pid or 0
-        return WorkerState(process, dump=dump) if dump else WorkerState(process, state_of(process))
+        return WorkerState(process, "" if dump else state_of(process), dump, self.at)
 
     def snapshot(self) -> Snapshot | None:
         """Returns what the worker has last written about its work."""

@@ -16,7 +16,8 @@ from torchdata_wds.workers.ray.actor_stacks import stacks_of
 from torchdata_wds.workers.ray.losses import ActorPlace, LostActorError, lost
 from torchdata_wds.workers.ray.node_memory import MappedMemory, Meeting
 from torchdata_wds.workers.stats.sampling.snapshot import Snapshot
-from torchdata_wds.workers.stats.stalls.watch import StallWatch, WorkerState
+from torchdata_wds.workers.stats.stalls.watch import StallWatch
+from torchdata_wds.workers.stats.stalls.worker_states import WorkerState
 from torchdata_wds.workers.stream_pool import StreamLink
 
 logger = logging.getLogger(__name__)
@@ -216,5 +217,5 @@ def states_of(ray: Any, links: Sequence[ActorLink], options: Mapping[str, Any]) 
     for link, note in zip(links, notes, strict=True):
         dump, why = ("", note) if note else next(answers)
         process, where = (None, "") if link.place is None else (link.place.process, f" on node {link.place.address}")
-        found.append(WorkerState(process, why, dump, place=where))
+        found.append(WorkerState(process, why, dump, None if note else link.at, where))
     return found

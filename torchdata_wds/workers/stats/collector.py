@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from torchdata_wds.workers.shared_copies import SharedByCopies
-from torchdata_wds.workers.stats.figures import Figures
+from torchdata_wds.workers.stats.figures import At, Figures
 from torchdata_wds.workers.stats.graph_facts import machine_load
 from torchdata_wds.workers.stats.loader_stats import LoaderStats, log_epoch, logs_epochs
 from torchdata_wds.workers.stats.moments import Messages, Moment
@@ -97,6 +97,11 @@ class Collector:
             self._asked.sinks.end()
             self._asked.last = self.between(self._asked_last, self.moment())
             self._is_running = False
+
+    def main_at(self) -> At | None:
+        """Returns what the stages in the main process are at."""
+        at = self._main.snapshot().at
+        return None if at is None else At(*at)
 
     def send(self, function: Callable[[LoaderStats], object], every: float) -> None:
         """Sends figures to a function from now on."""

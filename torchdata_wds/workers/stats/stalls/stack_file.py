@@ -88,6 +88,16 @@ class StackFile:
             os.close(descriptor)
 
 
+def own_stacks() -> str:
+    """Returns the stacks of all threads of this process."""
+    descriptor = open_memory_file(0)
+    try:
+        faulthandler.dump_traceback(descriptor, all_threads=True)
+        return os.pread(descriptor, _MOST_BYTES, 0).decode("utf-8", "replace")
+    finally:
+        os.close(descriptor)
+
+
 def _received(duplicate: Any) -> StackFile:
     # At once, since a worker that is not forked unpickles the graph next, and may get stuck in what that imports.
     file = StackFile(duplicate.detach())

@@ -17,10 +17,12 @@ _STORAGE = _PACKAGE + "storage/"
 _WORKERS = _PACKAGE + "workers/"
 _TORCH_DATA = str(Path(torch.utils.data.__file__).parent) + "/"
 _LIBRARIES = (*{sysconfig.get_path(name) + "/" for name in ("stdlib", "platstdlib", "purelib", "platlib")}, "<frozen")
-_BASES = ("/multiprocessing/process.py", "/ray/_private/")  # everything outside a worker's own frames
+#: Outside a worker's own frames, or in the training loop.
+_BASES = ("/multiprocessing/process.py", "/ray/_private/", "/torchdata/dataloader2/", _WORKERS + "running_epoch.py")
 #: Where threads of the package wait when they have nothing to do.
 _IDLE = {("messages.py", "_send_late"), ("worker.py", "_guard")}
 _MOST_FRAMES = 20
+_MOST_PLUMBING = 6
 
 
 class Frame(NamedTuple):
@@ -72,13 +74,22 @@ def _within(stack: Stack) -> Stack:
     return stack[: next(ends, len(stack))]
 
 
-def working(stacks: list[Stack]) -> list[Stack]:
-    """Returns the stacks that run the program's functions or stages: the main thread's, if it does, first."""
-    return [stack for stack in reversed(stacks) if any(map(_is_work, stack)) and not any(map(_is_idle, stack))]
+def working(stacks: list[Stack], *, in_main: bool = False) -> list[Stack]:
+    """Returns the stacks that run the program's functions or stages; first the main thread, unless it only waits.
+
+    In the main process, other threads of the program do not belong to the loader.
+    """
+    is_work = _is_of_graph if in_main else _is_work
+    found = [stack for stack in reversed(stacks) if any(map(is_work, stack)) and not any(map(_is_idle, stack))]
+    return sorted(found, key=lambda stack: not any(frame.is_user for frame in stack))
 
 
 def _is_work(frame: Frame) -> bool:
-    return frame.is_user or frame.is_stage or (frame.is_own and not frame.file.startswith(_WORKERS))
+    return frame.is_user or _is_of_graph(frame)
+
+
+def _is_of_graph(frame: Frame) -> bool:
+    return frame.is_stage or (frame.is_own and not frame.file.startswith(_WORKERS))
 
 
 def _is_idle(frame: Frame) -> bool:
@@ -98,10 +109,10 @@ def place_in(stacks: list[Stack]) -> str:
 
 
 def shortened(stack: Stack) -> list[str]:
-    """Returns the lines of a stack, innermost first: those of the innermost stage, and the program's functions."""
+    """Returns the lines of a stack, innermost first: the program's functions, and what the innermost stage is in."""
     stop = next((number for number, frame in enumerate(stack) if frame.is_stage), len(stack))
     users = [number for number in range(stop) if stack[number].is_user]
-    inner = users[-1] + 1 if users else stop
+    inner = users[-1] + 1 if users else min(stop, _MOST_PLUMBING)
     kept = [*stack[:inner], *(frame for frame in stack[inner:] if frame.is_user)][:_MOST_FRAMES]
     left = len(stack) - len(kept)
     lines = [line for frame in kept for line in frame.lines()]

@@ -19,7 +19,7 @@ from torchdata_wds.storage.ranges import ShardRanges
 from torchdata_wds.storage.read_ahead import ReadAhead
 
 DATA = bytes(range(251)) * 4000
-DELAY = 0.05
+DELAY = 0.02
 
 
 @pytest.fixture

@@ -13,7 +13,10 @@ from typing import Any
 import pytest
 from torch.utils.data.datapipes.iter import IterableWrapper
 
-from tests.kits.shards import write_text_shards
+from tests.kits.fault_server import Fault, Site, serve_site
+from tests.kits.shards import tar_bytes, text_samples, write_text_shards
+from tests.kits.torchdata import is_installed
+from tests.kits.workers_kit import loader_of
 from torchdata_wds import WdsLoader
 from torchdata_wds.workers.stats.tracing.epoch_trace import EpochTrace, _with_rank
 from torchdata_wds.workers.stats.tracing.events import trace_json
@@ -97,6 +100,39 @@ def test_the_first_epoch_is_traced(tmp_path: Path, workers: int) -> None:
     assert path.read_bytes() == before
 
 
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_slow_source_is_seen_without_its_secrets(tmp_path: Path, workers: int) -> None:
+    """With the shard and the byte at which it was waited for."""
+    path, data = tmp_path / "epoch.json", tar_bytes(text_samples("s", 9))
+    site = Site({"/x.tar": data, "/y.tar": data})
+    site.plans = {name: iter([Fault("late", seconds=0.15)]) for name in site.objects}
+    with serve_site(site) as address:
+        secret = address.replace("//", "//me:hidden@")
+        urls = [f"{secret}{name}?token=hidden" for name in site.objects]
+        pipe = IterableWrapper(urls).sharding_filter().load_wds_shards().group_by_key()
+        assert len(list(WdsLoader(pipe, num_workers=workers, trace=path))) == 18
+    assert "hidden" not in path.read_text()
+    waits = [event for event in check(path)[1] if event["name"] == "waiting for the source"]
+    assert len({event["tid"] for event in waits}) == max(workers, 1)
+    assert sum(event["dur"] for event in waits) > 150_000
+    assert "/x.tar?token=***, byte 0" in waits[0]["args"]["detail"] + waits[1]["args"]["detail"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 1])
+def test_both_fronts_and_spawned_workers_are_traced(tmp_path: Path, workers: int) -> None:
+    """A reading service is copied by DataLoader2, and the copy writes the trace."""
+    fronts = [("loader", "spawn"), *([("service", "fork")] if is_installed() else [])]
+    for front, context in fronts:
+        path = tmp_path / f"{front}.json"
+        options = {"multiprocessing_context": context} if workers else {}
+        with loader_of(chain(tmp_path), workers, front=front, trace=path, **options) as loader:
+            assert len(list(loader)) == ITEMS
+            tracks, events = check(path)
+        assert len(tracks) == 1 + max(workers, 1)
+        assert sum(event["name"] == "opened a shard" for event in events) == SHARDS
+
+
 def test_an_epoch_that_is_left_is_written(tmp_path: Path) -> None:
     """By the next epoch, and when the loader is dropped."""
     path = tmp_path / "epoch.json"
@@ -166,13 +202,15 @@ def test_spans_of_one_kind_become_one() -> None:
     log.add("b", "stage", 6.0002, 6.49)
     log.block(6.5, 7.5)
     log.block(7.6, 7.6001)
+    log.add("b", "stage", 7.5, 7.6, subject="another")
     log.add("b", "stage", 7.0, 8.0)
     assert [(span.name, span.start, span.end) for span in log.take()] == [
         ("a", 1.0, 3.0),
         ("b", 3.0, 4.0),
         ("b", 5.0, 6.5),
         ("blocked", 6.5, 7.5),
-        ("b", 7.5, 8.0),
+        ("b", 7.5, 7.6),
+        ("b", 7.6, 8.0),
     ]
 
 

@@ -52,15 +52,19 @@ class SpanLog:
         self._done: list[Span] = []
         self._open: Span | None = None
         self._end = 0.0  # of the last span
+        self._subject = ("", "", "")
 
-    def add(self, name: str, kind: str, start: float, end: float, detail: str = "") -> None:
-        """Adds a span, which begins at the end of the last one if that is later, or hardly earlier."""
+    def add(self, name: str, kind: str, start: float, end: float, detail: str = "", *, subject: str = "") -> None:
+        """Adds a span, which begins at the end of the last one if that is later, or hardly earlier.
+
+        It extends the last one if name, kind and `subject` are the same.
+        """
         with self._lock:
             start = self._end if start < self._end + _GAP else start
             if end <= start:
                 return
-            last = self._open
-            if last is not None and (last.name, last.kind) == (name, kind) and start <= self._end:
+            last, before, self._subject = self._open, self._subject, (name, kind, subject)
+            if last is not None and before == self._subject and start <= self._end:
                 self._open = last._replace(seconds=end - last.start)
             else:
                 self._close()

@@ -40,7 +40,8 @@ class Track:
             self.log.add(stage, "stage", start, end)
         else:
             shard, byte = meters.reading() or ("", 0)
-            self.log.add(SOURCE, "source", start, end, f"{stage}: {shard}, byte {byte:,}" if shard else stage)
+            detail = f"{stage}: {shard}, byte {byte:,}" if shard else stage
+            self.log.add(SOURCE, "source", start, end, detail, subject=shard)
 
     def flush(self, *, is_end: bool = False) -> None:
         """Hands a worker's spans to the main process; the track ends when that needs them no longer."""

@@ -1,6 +1,9 @@
 """The command ``bench``: shards or a function's pipe, measured; wrong input is named before anything runs."""
 
+import contextlib
 import json
+import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from io import BytesIO
@@ -10,6 +13,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from tests.kits.processes import wait_until
 from tests.kits.servers import serve_folder
 from tests.kits.shards import image_samples, write_tar, write_text_shards
 from tests.kits.tool_kit import run_wds
@@ -18,7 +22,6 @@ from torchdata_wds.workers.profile.pipe_profile import PipeProfile, StageProfile
 
 MODULE = "bench_subjects"
 FUNCTIONS = """
-import time
 from torch.utils.data.datapipes.iter import IterableWrapper
 from torchdata_wds import WdsLoader
 
@@ -172,7 +175,7 @@ def profile_of(rates: list[float], step_rate: float | None = None) -> PipeProfil
         StageProfile("load_wds_shards().group_by_key()", 100, 0.2, 0.15, 0.2, 0.002, 500, False),
         StageProfile("wds_map(a function with a very long name, " * 5 + ")", 100, 0.8, 0, 0.8, 0.008, 100, False),
     )
-    runs = tuple(WorkersProfile(n, 9, 1.0, rate, 0.1, 1.0, None, None, None) for n, rate in enumerate(rates))
+    runs = tuple(WorkersProfile(n, 9, 1.0, rate, 0.1, 1.0, None, None, None, None) for n, rate in enumerate(rates))
     return PipeProfile(2, 1.0, 64.0, stages, 0.0, runs, step_rate)
 
 
@@ -182,3 +185,27 @@ def test_charts_of_any_figures_are_drawn(profile: PipeProfile) -> None:
     with Image.open(BytesIO(b"".join(draw_chart(profile, "x" * 300)))) as image:
         assert image.getcolors(100_000) is not None
         assert image.height > 200
+
+
+@pytest.mark.slow
+def test_an_interrupt_ends_everything(here: Path) -> None:
+    """Ctrl-C, while workers run: exit status 130, a quiet end, and no worker is left."""
+    write_tar(here / "x.tar", image_samples("a", 40))
+    command = [sys.executable, "-m", "torchdata_wds", "bench", "--seconds", "12", "--workers", "2", "x.tar"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True) as bench:
+        assert wait_until(lambda: len(pids_of_session(bench.pid)) == 3)
+        bench.send_signal(signal.SIGINT)
+        _, said = bench.communicate(timeout=60)
+    assert bench.returncode == 130
+    assert "Traceback" not in said
+    assert pids_of_session(bench.pid) == []
+
+
+def pids_of_session(session: int) -> list[int]:
+    """The processes of a session."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            if int(stat.read_text().rpartition(")")[2].split()[3]) == session:
+                found.append(int(stat.parent.name))
+    return found

@@ -14,9 +14,9 @@ STAGES = (
 )
 
 
-def run_of(workers: int, rate: float, memory: int | None = 250_000_000) -> WorkersProfile:
+def run_of(workers: int, rate: float, memory: int | None = 250_000_000, others: float | None = None) -> WorkersProfile:
     """A run of two seconds."""
-    return WorkersProfile(workers, round(2 * rate), 2.0, rate, 0.25, 0.9, 200_000_000, None, memory)
+    return WorkersProfile(workers, round(2 * rate), 2.0, rate, 0.25, 0.9, others, 200_000_000, None, memory)
 
 
 def profile_of(*runs: WorkersProfile, **options: Any) -> PipeProfile:
@@ -70,6 +70,13 @@ def test_the_report_has_a_row_for_each_stage_and_run() -> None:
     assert words(lines[4]) == "(the loader itself) 2 %"
     assert words(lines[6]) == "workers items/s samples/s first item processors memory"
     assert words(lines[8]) == "2 18 1,152 250 ms 0.9 250.0 MB"
+
+
+def test_other_programs_are_named_if_they_disturb() -> None:
+    """A quarter of the processors, on average over the runs."""
+    quiet, busy = (profile_of(run_of(0, 10, others=others), run_of(1, 10)).judgement() for others in (0.4, 0.6))
+    assert "Other programs" not in quiet
+    assert busy.endswith("Other programs kept 0.6 processors busy meanwhile: the rates are lower than they could be.")
 
 
 def test_what_the_system_does_not_tell_is_left_out() -> None:

@@ -9,6 +9,7 @@ from torchdata_wds.workers.stats.reports.amounts import rate_text, seconds_text,
 
 _GAIN = 1.1  # how much faster more workers must be to be worth naming
 _NOTED = 0.1  # a share of the time that is worth naming
+_DISTURBED = 0.25  # the share of the processors that others may keep busy
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class WorkersProfile:
     rate: float  # items per second
     first: float  # seconds to the first item, with the start of the workers
     processors: float | None  # how many were busy on average, in all processes
+    others: float | None  # how many other programs of the machine kept busy
     main_memory: int | None  # the most bytes that were resident in the main process
     worker_memory: int | None  # the same of the worker that had the most
     memory: int | None  # bytes of all processes; those that they share, such as libraries, count once
@@ -96,7 +98,9 @@ class PipeProfile:
         text = f"{slowest.stage} takes {share_text(slowest.share)} of the time"
         if slowest.reading > _NOTED * slowest.seconds:
             text += f" ({share_text(slowest.reading / slowest.seconds)} of that in reading)"
-        return " ".join(filter(None, (f"{text}{self._gains()}.", self._advice(), self._headroom_text())))
+        return " ".join(
+            filter(None, (f"{text}{self._gains()}.", self._advice(), self._headroom_text(), self._others_text()))
+        )
 
     def _gains(self) -> str:
         base, *others = self.runs or (None,)
@@ -122,6 +126,13 @@ class PipeProfile:
             return ""
         text = f"With {_workers(self.fastest.workers)}, the loader makes {self.headroom:.2g} x what the step takes"
         return f"{text}: training waits for data." if self.headroom < 1 else f"{text}."
+
+    def _others_text(self) -> str:
+        busy = [run.others for run in self.runs if run.others is not None]
+        others = sum(busy) / len(busy) if busy else 0.0
+        if others < _DISTURBED * self.processors:
+            return ""
+        return f"Other programs kept {others:.1f} processors busy meanwhile: the rates are lower than they could be."
 
     def _stage_table(self) -> list[str]:
         has_reading = any(stage.reading > _NOTED * stage.seconds and stage.share > 0.01 for stage in self.stages)

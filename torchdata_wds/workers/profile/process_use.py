@@ -18,6 +18,7 @@ class Use(NamedTuple):
     """What a run needed; None where the system does not tell."""
 
     processors: float | None  # how many were busy on average, in all processes
+    others: float | None  # how many other programs of the machine kept busy
     main_memory: int | None  # the most bytes that were resident in this process
     worker_memory: int | None  # the same of the worker that had the most
     memory: int | None  # bytes of all processes at the end; those that they share, such as libraries, count once
@@ -29,7 +30,7 @@ class ProcessUse:
     def __init__(self) -> None:
         self._others = {child.pid for child in multiprocessing.active_children()}
         self._most: dict[int, int] = {}
-        self._cpu = 0.0
+        self._cpu = self._machine = 0.0
         self._since = time.perf_counter()
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="wds-memory", daemon=True)
@@ -44,17 +45,20 @@ class ProcessUse:
 
     def restart(self) -> None:
         """Counts processor time from now on."""
-        self._since, self._cpu = time.perf_counter(), self._cpu_now() or 0.0
+        self._since, self._cpu, self._machine = time.perf_counter(), self._cpu_now() or 0.0, _cpu_of_all() or 0.0
 
     def use(self) -> Use:
         """Returns what was used; to be called while the workers run."""
-        seconds, cpu = time.perf_counter() - self._since, self._cpu_now()
+        seconds, cpu, machine = time.perf_counter() - self._since, self._cpu_now(), _cpu_of_all()
+        processors = None if cpu is None else (cpu - self._cpu) / seconds
+        busy = None if machine is None else (machine - self._machine) / seconds
         self._look()
         own = os.getpid()
         workers = [most for pid, most in self._most.items() if pid != own]
         shares = [_share(pid) for pid in self._pids()]
         return Use(
-            None if cpu is None else (cpu - self._cpu) / seconds,
+            processors,
+            None if busy is None or processors is None else max(busy - processors, 0.0),
             self._most.get(own),
             max(workers, default=None),
             sum(share for share in shares if share) if all(shares) else None,
@@ -98,4 +102,13 @@ def _cpu_of(pid: int) -> float | None:
         # the name, in parentheses, may contain blanks: user and system time are fields 14 and 15
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / _TICKS
+    return None
+
+
+def _cpu_of_all() -> float | None:
+    """Returns the seconds that all processors of the machine have worked."""
+    with suppress(OSError, ValueError, IndexError):
+        # user, nice, system, idle, waiting for disks, interrupts (twice), stolen by other machines
+        times = list(map(int, Path("/proc/stat").read_text().split("\n")[0].split()[1:9]))
+        return (sum(times) - times[3] - times[4]) / _TICKS
     return None

@@ -90,7 +90,8 @@ def watch(watched: Watched) -> None:
 
 def leave(watched: Watched) -> None:
     """Stops telling an object."""
-    _sampler.watched.discard(watched)
+    with _sampler.lock:  # the thread may be listing them
+        _sampler.watched.discard(watched)
 
 
 def _start_anew() -> None:

@@ -209,6 +209,11 @@ def reading() -> tuple[str, int] | None:
     return None if latest is None else (latest.shard, latest.byte)
 
 
+def waited() -> float:
+    """Returns for how many seconds the threads that make items have waited for all sources."""
+    return float(sum(counts.waited for counts in _counts.copy().values()))
+
+
 def snapshot() -> dict[str, SourceTally]:
     """Returns what this process has read since it began, by source; sources without any are left out."""
     tallies = {source: counts.tally() for source, counts in _counts.copy().items()}

@@ -97,7 +97,7 @@ def _rebuilt(data: bytes | None) -> BaseException | None:
 
 #: How often, in seconds, a worker checks whether it should end; it notices the death of its parent at once.
 CHECK_INTERVAL = 0.5
-_SWITCHES = 0.0002  # seconds after which a thread that asks for the interpreter gets it: see `sampler.SWITCHES`
+_SWITCHES = 0.0001  # seconds after which a thread that asks for the interpreter gets it: see `sampler.SWITCHES`
 GRACE = 1.5  # how long, in seconds, a closing worker may take to finish its current item
 
 

@@ -15,11 +15,12 @@ from torchdata_wds.pipes.running import is_border
 
 _HOOK = "torch.utils.data.datapipes._hook_iterator"
 _STORAGE = "torchdata_wds.storage."
+_DECODING = "torchdata_wds.storage.decompression"
 _SENDING = ("torchdata_wds.workers.processes.messages", "torchdata_wds.workers.ray.item_groups")
 _WAITING = "torchdata_wds.workers.stream_pool"
 _OURS = "torchdata_wds.pipes."
 # What a frame can tell.
-_NOTHING, _PIPE_OF_HOOK, _PIPE_OF_SELF, _READS, _SENDS, _BORDER = range(6)
+_NOTHING, _PIPE_OF_HOOK, _PIPE_OF_SELF, _READS, _DECODES, _SENDS, _BORDER = range(7)
 _MOST_KNOWN = 50_000
 
 SENDING: Final = -1  # in place of a stage's number: the thread packs items for the main process
@@ -57,11 +58,11 @@ class StageFinder:
 
     def spot(self, frame: FrameType | None) -> Spot | None:
         """Returns where the thread is whose innermost frame this is; None if it is in no stage."""
-        reads = False
+        reads: bool | None = None  # as the innermost frame of the storage says
         while frame is not None:
             role = _role(frame)
-            if role == _READS:
-                reads = True
+            if role in (_READS, _DECODES):
+                reads = role == _READS if reads is None else reads
             elif role == _SENDS:
                 return Spot(SENDING, reads=False)
             elif role == _BORDER:
@@ -69,7 +70,7 @@ class StageFinder:
             elif role != _NOTHING:
                 number = self._numbers.get(id(_pipe_of(frame, role)))
                 if number is not None:
-                    return Spot(number, reads)
+                    return Spot(number, bool(reads))
             frame = frame.f_back
         return None
 
@@ -92,6 +93,8 @@ def _new_role(frame: FrameType) -> int:
     is_function = bool(frame.f_code.co_flags & inspect.CO_OPTIMIZED)
     if is_border(frame) or module == _WAITING:  # what waits for workers does nothing itself
         return _BORDER
+    if module == _DECODING:  # works, although reading is what it was called for
+        return _DECODES
     if module.startswith(_STORAGE):
         return _READS
     if module in _SENDING:

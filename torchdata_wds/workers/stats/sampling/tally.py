@@ -52,6 +52,7 @@ class Tally:
         self._run = f"{os.getpid()}-{time.time()}-{next(_numbers)}"
         self._publish, self._active_time, self._divides = publish, active, divides
         self._active = 0.0
+        self._reading = self._waited_then = 0.0  # seconds of waiting for sources, up to the current order
         self._since: float | None = None  # when the current order began
         self._told_at = 0.0
         self._find_end: Callable[[], Any] = lambda: None
@@ -89,6 +90,7 @@ class Tally:
         self._find_end, self._without = find_end, without
         self._find_graph()
         self._since = self._made_at = time.perf_counter()
+        self._waited_then = meters.waited()
         if self._stages:
             sampler.watch(self)
 
@@ -120,6 +122,7 @@ class Tally:
         """Ends the order."""
         if self._since is not None:
             self._active += time.perf_counter() - self._since
+            self._reading += meters.waited() - self._waited_then
             self._since = None
         self._count()
         sampler.leave(self)
@@ -205,8 +208,9 @@ class Tally:
             active = self._active_time()
         blocked = self.blocked + (now - self._blocked_since if self._blocked_since else 0.0)
         sources = meters.snapshot()
-        reading = min(sum(tally.waited for tally in sources.values()), max(active - blocked, 0.0))
-        seconds = self._seconds(max(active - blocked, 0.0), reading) if self._divides else self._time
+        reading = self._reading if self._since is None else self._reading + meters.waited() - self._waited_then
+        reading = min(reading, max(active - blocked, 0.0))
+        seconds = self._seconds(max(active - blocked, 0.0) - reading) if self._divides else self._time
         return Snapshot(
             self._run,
             active,
@@ -229,14 +233,14 @@ class Tally:
             return sum(self._out[source] for source in self._sources[self._batcher])
         return self._out[-1] if self._out else 0
 
-    def _seconds(self, worked: float, reading: float) -> dict[int, float]:
-        """Divides the time of work among the stages, as the looks found them, without that of reading."""
-        looked, read = sum(self._time.values()), sum(self._reads.values())
-        found: dict[int, float] = defaultdict(float)
-        for number, seconds in self._time.items():
-            share = reading * self._reads[number] / read if read else 0.0
-            found[number] = max(worked * seconds / looked - share, 0.0) if looked else 0.0
-        return found
+    def _seconds(self, worked: float) -> dict[int, float]:
+        """Divides the time of work among the stages, as the looks found them when they did not read."""
+        # A thread that reads lets go of the interpreter, so that it is found there too often.
+        works = {number: seconds - self._reads[number] for number, seconds in self._time.items()}
+        total = sum(works.values())
+        if not total:
+            works, total = self._time, sum(self._time.values())
+        return defaultdict(float, {number: worked * seconds / total for number, seconds in works.items() if total})
 
     def _stage(self, number: int, seconds: float) -> Stage:
         out = self._out[number]

@@ -33,7 +33,7 @@ def sentence(verdict: Verdict, figures: Figures, options: Mapping[str, int]) -> 
     text = _SENTENCES[verdict.kind](verdict, case)
     tries = [_hint_text(hint, verdict, case) for hint in verdict.hints]
     last = " or ".join(filter(None, [", ".join(tries[:-1]), *tries[-1:]]))
-    return f"{text}: try {last}." if tries else f"{text}."
+    return f"{text}; try {last}." if tries else f"{text}."
 
 
 def _hint_text(hint: str, verdict: Verdict, case: Case) -> str:
@@ -66,7 +66,8 @@ def _workers(case: Case) -> str:
 
 def _stage(verdict: Verdict, case: Case) -> str:
     part = f"{share_text(verdict.part)} {_workers(case)}"
-    return f"{_loop(verdict)}, mostly for {_short(verdict.subject)}, which is {part}"
+    mostly = "mostly" if verdict.part >= 0.5 else "most"
+    return f"{_loop(verdict)}, {mostly} for {_short(verdict.subject)}, which is {part}"
 
 
 def _main_stage(verdict: Verdict, case: Case) -> str:  # noqa: ARG001

@@ -79,6 +79,7 @@ def test_croissant_has_digests_types_and_fields_when_written(tmp_path: Path) -> 
     assert run_wds("card", "-p", 1, shard, *options).status == 0
     croissant = json.loads((tmp_path / "croissant.json").read_text())
     assert [croissant[key] for key in ("name", "license", "url", "description")] == list(options[1::2])
+    assert run_wds("card", "-p", 1, shard, "--check").status == 0  # nothing has to be said again
     archive, plain, longer = croissant["distribution"]
     assert archive["sha256"] == hashlib.sha256(shard.read_bytes()).hexdigest()
     assert (archive["contentUrl"], archive["contentSize"]) == ("x.tar", f"{shard.stat().st_size} B")

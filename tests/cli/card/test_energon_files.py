@@ -83,6 +83,8 @@ def test_sample_type_and_ratio_are_written_when_given(tmp_path: Path) -> None:
         "sample_type": {"__module__": "megatron.energon", "__class__": "CaptioningSample"},
         "field_map": {"image": "png,jpg", "caption": "json[text]"},
     }
+    again = run_wds("card", "-p", 1, "--energon", f"{tmp_path}/*.tar", "--check", *ratio)
+    assert again.status == 0, again.text  # dataset.yaml stays as it is
     parts = yaml.safe_load((tmp_path / ".nv-meta/split.yaml").read_text())["split_parts"]
     assert parts == {"train": ["0.tar", "1.tar", "2.tar"], "val": ["3.tar"], "test": ["4.tar"]}
 

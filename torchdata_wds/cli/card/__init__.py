@@ -14,11 +14,12 @@ from functools import partial
 from operator import itemgetter
 from pathlib import Path
 
+from torchdata_wds.cli.card.answers import Answers, recorded_answers
 from torchdata_wds.cli.card.card_files import RIGHT, CardFile, save_all
 from torchdata_wds.cli.card.croissant import croissant_json
 from torchdata_wds.cli.card.energon import energon_files, parse_sample_type
 from torchdata_wds.cli.card.energon_index import EnergonIndex
-from torchdata_wds.cli.card.readme import Answers, known_answers, other_configs, updated_readme
+from torchdata_wds.cli.card.readme import other_configs, updated_readme
 from torchdata_wds.cli.card.set_facts import SetFacts, ShardFacts, describe_shard
 from torchdata_wds.cli.card.splits import Place, assign_splits, locate, split_rule
 from torchdata_wds.cli.card.viewer import viewer_problem
@@ -55,7 +56,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "write no croissant.json: it needs digests, for which shards are read",
     )
     flag(parser, "--energon", "also write what 'energon prepare' writes: .nv-meta, and x.tar.idx for x.tar")
-    text = "energon's sample type, such as CaptioningSample:image=jpg,caption=txt (default: CrudeWebdataset)"
+    text = "energon's sample type, such as CaptioningSample:image=jpg,caption=txt (default: "
+    text += "an existing dataset.yaml, or CrudeWebdataset)"
     option(parser, "--energon-sample", "TYPE:FIELD=NAME,...", text, parse_sample_type)
     text = "parts of the shards for energon's train, val and test, such as 8,1,1 (default: the splits of the card)"
     option(parser, "--energon-ratio", "A,B,C", text, _ratio)
@@ -83,10 +85,11 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.energon and place.is_remote:
         raise UsageError("energon's files lie in the folder of the shards: --energon needs local ones")
     splits = assign_splits(place.paths, arguments.split)  # may fail, which costs less before the shards are read
+    readme = _existing_readme(place.folder / README, keeps_configs=not (arguments.force or arguments.check))
     with ExitStack() as stack:
         index = stack.enter_context(EnergonIndex()) if arguments.energon else None
         facts = SetFacts(_described(arguments, urls, place, index), splits)
-        files = _files(arguments, facts, place, index)
+        files = _files(arguments, facts, place, readme, index)
         problem = viewer_problem(facts)
         if problem is not None:
             say(f"warning: {problem}")
@@ -115,31 +118,38 @@ def _described(
     return shards
 
 
-def _files(arguments: argparse.Namespace, facts: SetFacts, place: Place, index: EnergonIndex | None) -> list[CardFile]:
+def _files(
+    arguments: argparse.Namespace, facts: SetFacts, place: Place, readme: str | None, index: EnergonIndex | None
+) -> list[CardFile]:
     """Makes the files of the card, small ones in memory."""
     folder = None if place.is_remote else place.folder
-    path = place.folder / README
-    old = _text_of(path) if path.exists() else None
-    if (others := other_configs(old)) and not (arguments.force or arguments.check):
-        lost = f"{path} has configurations that would be lost: {', '.join(others)}"
-        raise WdsError(f"{lost}. Choose another folder with -o, or pass --force to replace them")
-    given = Answers(
-        arguments.name,
-        arguments.license,
-        arguments.description,
-        arguments.url,
-        tuple(arguments.task or ()),
-        tuple(arguments.language or ()),
-    )
-    title, license_id = known_answers(old)
-    name = given.title or title or place.folder.absolute().name or "data"
-    files = [CardFile(README, path, updated_readme(old, facts, given, name, folder).encode(), merges=True)]
+    croissant = place.folder / CROISSANT
+    given = _answers(arguments)
+    answers = given.or_else(recorded_answers(readme, croissant.read_bytes() if croissant.exists() else None))
+    name = answers.title or place.folder.absolute().name or "data"
+    text = updated_readme(readme, facts, given, name, folder)
+    files = [CardFile(README, place.folder / README, text.encode(), merges=True)]
     if not arguments.no_croissant:
-        answers = given._replace(license=given.license or license_id)
-        files.append(CardFile(CROISSANT, place.folder / CROISSANT, croissant_json(facts, answers, name).encode()))
+        files.append(CardFile(CROISSANT, croissant, croissant_json(facts, answers, name).encode()))
     if index is not None:
         files += energon_files(facts, place.folder, index, arguments.energon_sample, arguments.energon_ratio)
     return files
+
+
+def _answers(arguments: argparse.Namespace) -> Answers:
+    lists = tuple(arguments.task or ()), tuple(arguments.language or ())
+    return Answers(arguments.name, arguments.license, arguments.description, arguments.url, *lists)
+
+
+def _existing_readme(path: Path, *, keeps_configs: bool) -> str | None:
+    """Reads the README; raises WdsError if a card would spoil it."""
+    if not path.exists():
+        return None
+    readme = _text_of(path)
+    if (others := other_configs(readme)) and keeps_configs:
+        lost = f"{path} has configurations that would be lost: {', '.join(others)}"
+        raise WdsError(f"{lost}. Choose another folder with -o, or pass --force to replace them")
+    return readme
 
 
 def _text_of(path: Path) -> str:

@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from torchdata_wds.cli.card.answers import Answers
 from torchdata_wds.cli.card.field_kinds import Kind, is_compressed, kind_of, media_type
-from torchdata_wds.cli.card.readme import Answers
 from torchdata_wds.cli.card.set_facts import SetFacts, ShardFacts
 from torchdata_wds.cli.terminal import counted
 

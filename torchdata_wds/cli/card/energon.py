@@ -14,7 +14,7 @@ from torchdata_wds.cli.card.set_facts import SetFacts
 from torchdata_wds.cli.command import UsageError
 from torchdata_wds.format.index.foreign import energon_name
 
-META = ".nv-meta"
+META, DEFINITION = ".nv-meta", "dataset.yaml"
 _PARTS = ("train", "val", "test")
 _PART_OF = {"validation": "val"}  # energon's word for a split
 _MODULE = "megatron.energon"
@@ -45,12 +45,14 @@ def energon_files(
     """Returns the files that make energon read the shards of a folder."""
     counts = {shard.path: shard.samples for shard in facts.shards}
     contents = {
-        "dataset.yaml": _yaml(_definition(facts, sample_type)),
+        DEFINITION: _yaml(_definition(facts, sample_type)),
         "split.yaml": _yaml({"split_parts": _split_parts(facts, ratio), "exclude": []}),
         ".info.json": json.dumps({"shard_counts": counts}, indent=2).encode(),
         "index.uuid": str(index.finish()).encode(),
     }
     meta = folder / META
+    if sample_type is None and (meta / DEFINITION).exists():
+        del contents[DEFINITION]  # its owner may have edited it
     files = [CardFile(f"{META}/{name}", meta / name, content) for name, content in contents.items()]
     files.append(CardFile(f"{META}/index.sqlite", meta / "index.sqlite", index.path, equals=index.equals))
     names = ((energon_name(path), offsets) for path, offsets in index.offsets.items())

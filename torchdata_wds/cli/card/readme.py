@@ -3,10 +3,10 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
+from torchdata_wds.cli.card.answers import Answers
 from torchdata_wds.cli.card.field_kinds import kind_of
-from torchdata_wds.cli.card.front_matter import config_names, divide, replace, scalar_of, with_tag
+from torchdata_wds.cli.card.front_matter import config_names, divide, replace, with_tag
 from torchdata_wds.cli.card.hub import CONFIG, TAG, hub_values, path_patterns
 from torchdata_wds.cli.card.set_facts import SetFacts, total_bytes
 from torchdata_wds.cli.terminal import counted
@@ -14,23 +14,6 @@ from torchdata_wds.workers.stats.reports.amounts import size_text
 
 _BEGIN = "<!-- wds card: the next run replaces this part, up to its end -->"
 _END = "<!-- end of wds card -->"
-
-
-class Answers(NamedTuple):
-    """What only the owner of a data set knows; None and () where nobody said it."""
-
-    title: str | None = None
-    license: str | None = None
-    description: str | None = None
-    url: str | None = None
-    tasks: tuple[str, ...] = ()
-    languages: tuple[str, ...] = ()
-
-
-def known_answers(readme: str | None) -> tuple[str | None, str | None]:
-    """Returns the title and the license that an existing README has in its front matter."""
-    entries = [] if readme is None else divide(readme)[0]
-    return scalar_of(entries, "pretty_name"), scalar_of(entries, "license")
 
 
 def other_configs(readme: str | None) -> list[str]:

@@ -109,12 +109,12 @@ def _described(
     jobs = sorted(zip(urls, place.paths, strict=True), key=itemgetter(1))
     shards = []
     made = map_in_order(describe, jobs, arguments.parallel)
-    with closing(made), Progress("shards", len(urls), summarizes=True) as progress:
+    with closing(made), Progress("shards", urls=[url for url, _ in jobs], summarizes=True) as progress:
         for shard in made:
             if index is not None:
                 index.add(shard)
             shards.append(shard._replace(kept_index=None))
-            progress.advance()
+            progress.advance(shard=shard.url, samples=shard.samples)
     return shards
 
 

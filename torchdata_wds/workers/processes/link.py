@@ -26,7 +26,6 @@ from torchdata_wds.workers.stats.stalls.worker_states import WorkerState
 from torchdata_wds.workers.stream_pool import StreamLink
 
 _PATIENCE = GRACE + CHECK_INTERVAL + 1  # how many seconds a worker may take to end; its guard normally ends it sooner
-_ANSWER = 1.0  # how many seconds workers may take to write their stacks
 _SETTLING = 1  # how many seconds after its end its exit code may take to be known
 _UNKNOWN_CODE: Final = 256  # one that no process can have
 
@@ -117,19 +116,21 @@ class WorkerLink(StreamLink):
         self._receiver.is_settled = True
         return message
 
-    def ask_stack(self) -> WorkerState | None:
-        """Asks the worker for its stacks; returns what is known about it if that is of no use."""
+    def process(self) -> int:
+        """Returns the id of the worker's process, 0 once it has ended."""
         process = self._process
-        if wait([process.sentinel], 0) or not process.is_alive():
-            return WorkerState(process.pid, "has ended")
+        return 0 if wait([process.sentinel], 0) or not process.is_alive() else process.pid or 0
+
+    def known_state(self) -> WorkerState | None:
+        """Returns what is known about the worker if its stacks are not needed, or not to be had."""
+        if not self.process():
+            return WorkerState(self._process.pid, "has ended")
         note = self._stacks.obstacle
         if self._has_ended:
             note = "has made all its items of this epoch"
         elif self._connection.poll():
             note = "has items ready"
-        elif not note:
-            self._stacks.ask(process.pid or 0)
-        return WorkerState(process.pid, note) if note else None
+        return WorkerState(self._process.pid, note) if note else None
 
     def told_stack(self, dump: str) -> WorkerState:
         """Returns the state of the worker, which has written `dump`."""
@@ -222,7 +223,7 @@ class WorkerLink(StreamLink):
 
 def states_of(links: Sequence[WorkerLink]) -> list[WorkerState]:
     """Returns what each of some workers is at."""
-    known = [link.ask_stack() for link in links]
-    asked = [link for link, state in zip(links, known, strict=True) if state is None]
-    dumps = iter(collect([link._stacks for link in asked], _ANSWER))
+    known = [link.known_state() for link in links]
+    asked = [(link._stacks, link.process) for link, state in zip(links, known, strict=True) if state is None]
+    dumps = iter(collect(asked))
     return [state or link.told_stack(next(dumps)) for link, state in zip(links, known, strict=True)]

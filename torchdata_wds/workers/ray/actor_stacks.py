@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 from torchdata_wds.workers.processes.shared_memory import MEMORY_NAME
@@ -12,8 +13,7 @@ from torchdata_wds.workers.ray.losses import ActorPlace
 from torchdata_wds.workers.ray.node_memory import path_of
 from torchdata_wds.workers.stats.stalls.stack_file import StackFile, collect, state_of
 
-_ANSWER = 1.0  # how many seconds actors may take to write their stacks
-_TASK = 15.0  # and how many a task, which Ray may have to start a process for
+_TASK = 15.0  # how many seconds a task may take, which Ray may have to start a process for
 
 
 class Answer(NamedTuple):
@@ -53,22 +53,27 @@ def stacks_here(places: Sequence[Sequence[Any]]) -> list[Answer]:
 
     A process gets no signal unless it has the file that an actor has made for its stacks.
     """
-    files = {process: _asked(process, descriptor) for _, _, process, descriptor in places}
-    known = {process: file for process, file in files.items() if file is not None}
-    dumps = dict(zip(known, collect([*known.values()], _ANSWER), strict=True))
+    files = {(process, descriptor): _opened(process, descriptor) for _, _, process, descriptor in places}
+    known = {key: file for key, file in files.items() if file is not None}
+    dumps = dict(zip(known, collect([(file, partial(_owner, *key)) for key, file in known.items()]), strict=True))
     for file in known.values():
         file.close()
-    found = {process: Answer(dump, "" if dump else state_of(process)) for process, dump in dumps.items()}
-    return [found.get(process, Answer()) for process in files]
+    found = {key: Answer(dump, "" if dump else state_of(key[0])) for key, dump in dumps.items()}
+    return [found.get(key, Answer()) for key in files]
 
 
-def _asked(process: int, descriptor: int) -> StackFile | None:
-    """Asks a process for its stacks, and returns the file that will have them."""
-    path = path_of(process, descriptor)
+def _opened(process: int, descriptor: int) -> StackFile | None:
+    """Opens the file for the stacks of an actor."""
     with suppress(OSError):
-        # Containers of one node may number their processes apart, so that another process has that number here.
-        if str(path.readlink()).startswith(f"/memfd:{MEMORY_NAME}"):
-            file = StackFile(os.open(path, os.O_RDWR), is_ready=True)
-            file.ask(process)
-            return file
+        if _owner(process, descriptor):
+            return StackFile(os.open(path_of(process, descriptor), os.O_RDWR), is_ready=True)
     return None
+
+
+def _owner(process: int, descriptor: int) -> int:
+    """Returns the process if it has an actor's file open, or 0."""
+    # Containers of one node may number their processes apart, so that another process has that number here.
+    with suppress(OSError):
+        if str(path_of(process, descriptor).readlink()).startswith(f"/memfd:{MEMORY_NAME}"):
+            return process
+    return 0

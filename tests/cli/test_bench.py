@@ -22,6 +22,7 @@ from torchdata_wds.workers.profile.pipe_profile import PipeProfile, StageProfile
 
 MODULE = "bench_subjects"
 FUNCTIONS = """
+import time
 from torch.utils.data.datapipes.iter import IterableWrapper
 from torchdata_wds import WdsLoader
 
@@ -45,6 +46,10 @@ def loader():
 
 def failing():
     return IterableWrapper(range(50)).wds_map(fail)
+
+
+def step(batch):
+    time.sleep(0.001)
 
 
 def number():
@@ -103,11 +108,22 @@ def test_shards_are_read_decoded_and_batched(here: Path) -> None:
 def test_a_function_is_measured_with_tables_a_file_and_a_chart(here: Path) -> None:
     """All outputs of one run; existing files are kept."""
     outputs = ("--json", "x.json", "--chart", "x.png")
-    arguments = ("bench", "--seconds", "0.3", f"{MODULE}:slow", "--workers", "0,2", *outputs)
+    arguments = (
+        "bench",
+        "--seconds",
+        "0.3",
+        f"{MODULE}:slow",
+        "--workers",
+        "0,2",
+        "--step",
+        f"{MODULE}:step",
+        *outputs,
+    )
     done = run_wds(*arguments)
     assert done.status == 0, done.err
     assert "wds_map(doze) takes" in done.text
     assert "2 workers give" in done.text
+    assert "what the step takes" in done.text
     found = json.loads((here / "x.json").read_text())
     assert found["subject"] == f"{MODULE}:slow"
     assert [run["workers"] for run in found["runs"]] == [0, 2]
@@ -150,6 +166,8 @@ def test_remote_shards_are_measured_without_their_secrets(here: Path) -> None:
         ([f"{MODULE}:slow", "--decode", "pil"], 2, "for shards"),
         ([f"{MODULE}:nothing"], 1, "no function"),
         (["no_module_of_this_name:f"], 1, "no module"),
+        ([f"{MODULE}:slow", "--step", "x.py"], 2, "module:function"),
+        ([f"{MODULE}:slow", "--step", f"{MODULE}:nothing"], 1, "no function"),
         ([f"{MODULE}:number"], 2, "must return a pipe"),
         ([f"{MODULE}:broken"], 1, "not today"),
         ([f"{MODULE}:failing"], 1, "no such thing"),

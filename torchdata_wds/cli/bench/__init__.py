@@ -14,6 +14,7 @@ from contextlib import suppress
 from torchdata_wds.cli.bench.charts import draw_chart
 from torchdata_wds.cli.bench.subjects import Subject, find_subject, is_function_name
 from torchdata_wds.cli.command import Command, UsageError, add_force, flag, option, positive_number
+from torchdata_wds.cli.map import function_name
 from torchdata_wds.cli.map.shard_tasks import error_text
 from torchdata_wds.cli.outputs import one_output, write_line, write_whole
 from torchdata_wds.cli.terminal import Progress, printable, say
@@ -43,6 +44,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     option(group, "--seconds", "S", text, _seconds, default=_SECONDS)
     text = f"numbers of workers to try (default: {','.join(map(str, _WORKERS))})"
     option(group, "--workers", "N,N,...", text, _numbers)
+    text = "a training step, a function of one batch: its rate with ten batches in memory is compared with the loader's"
+    option(group, "--step", "MODULE:FUNCTION", text, function_name)
     group = parser.add_argument_group("output", "the default is tables on standard output")
     option(group, "--json", "FILE", "write all figures as JSON; '-' is standard output, without the tables", one_output)
     option(group, "--chart", "FILE", "draw a chart, x.png", _picture_name)
@@ -95,7 +98,7 @@ def _bench(arguments: argparse.Namespace, subject: Subject) -> None:
 
     workers = arguments.workers or {*_WORKERS, subject.workers}
     try:
-        profiler = Profiler(subject.pipe, arguments.seconds, workers)
+        profiler = Profiler(subject.pipe, arguments.seconds, workers, step=subject.step)
     except (TypeError, ValueError) as error:
         raise UsageError(str(error)) from error
     with Progress("parts measured", profiler.parts, summarizes=True) as progress:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,6 +29,7 @@ class Subject(NamedTuple):
     name: str  # without secrets
     pipe: IterDataPipe[Any]
     workers: int = 0  # those of a loader that the function has returned
+    step: Callable[[Any], Any] | None = None  # a training step
 
 
 def is_function_name(names: Sequence[str]) -> bool:
@@ -40,13 +41,12 @@ def is_function_name(names: Sequence[str]) -> bool:
 @contextmanager
 def find_subject(arguments: argparse.Namespace, *, is_function: bool) -> Iterator[Subject]:
     """Finds what to measure; modules are searched for in the current folder too, inside the context."""
-    if not is_function:
-        yield _pipe_of_shards(arguments)
-        return
     folder = str(Path.cwd())
     sys.path.insert(0, folder)  # also for workers that are started
     try:
-        yield _pipe_of_function(arguments.shards[0])
+        subject = _pipe_of_function(arguments.shards[0]) if is_function else _pipe_of_shards(arguments)
+        step: Any = None if arguments.step is None else load_function(arguments.step)
+        yield subject._replace(step=step)
     finally:
         with suppress(ValueError):
             sys.path.remove(folder)

@@ -46,7 +46,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "a function that takes the name of the shard to read and of the file to write; its module is searched for in "
         "the current folder first"
     )
-    option(parser, "function", "MODULE:FUNCTION", text, _function_name)
+    option(parser, "function", "MODULE:FUNCTION", text, function_name)
     add_shards_argument(parser, required=True)
     text = (
         "a folder, for outputs with the same names, or a name with {name} (the input's, without .tar and the like) "
@@ -64,7 +64,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_cluster_options(parser)
 
 
-def _function_name(text: str) -> str:
+def function_name(text: str) -> str:
+    """Parses ``module:function``."""
     if FUNCTION_NAME.fullmatch(text) is None:
         expected = "expected module:function, such as augment:main for the function main of augment.py"
         raise argparse.ArgumentTypeError(f"{expected}, not {text!r}")

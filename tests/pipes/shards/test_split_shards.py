@@ -8,9 +8,11 @@ import pickle
 import random
 import re
 import tarfile
+import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import fsspec
@@ -42,6 +44,8 @@ from torchdata_wds.format.index import sidecars
 from torchdata_wds.format.index.sidecars import index_url, old_index_url
 from torchdata_wds.handlers import Asked
 from torchdata_wds.pipes.resume_facts import Watch
+from torchdata_wds.pipes.shards import shard_counts
+from torchdata_wds.storage import StorageOptions, meters
 
 MODES = (None, "drop", "pad")
 
@@ -357,8 +361,6 @@ def test_split_shards_reads_local_indexes_each_epoch(tmp_path: Path) -> None:
 
 def test_split_shards_reads_remote_indexes_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are kept for later epochs, not for copies; all of them, and their options, go through one door."""
-    from torchdata_wds.pipes.shards import shard_counts
-
     opened: list[str] = []
     real = sidecars.open_shard
     for module in (shard_counts, sidecars):
@@ -794,3 +796,19 @@ def test_slices_have_the_content_of_hard_links_when_their_targets_lie_before(tmp
     assert [(sample["txt"], sample["cls"]) for sample in samples] == [
         (b"%d" % number, b"%d" % (number // 2)) for number in range(6)
     ]
+
+
+def test_indexes_read_by_threads_are_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The threads' seconds are those of the source; the stage waits only as long as a clock on the wall says."""
+
+    def read_slowly(url: str, _: object) -> SimpleNamespace:
+        meters.Meter(url).read_into(lambda _: time.sleep(0.02), None)
+        return SimpleNamespace(samples=1)
+
+    monkeypatch.setattr(shard_counts, "_read_header", read_slowly)
+    before, begin = meters.snapshot(), time.perf_counter()
+    assert shard_counts._Sidecars().of([f"s3://many/{n}.tar" for n in range(5)], StorageOptions()) == [1] * 5
+    seconds = time.perf_counter() - begin
+    tally = meters.difference(meters.snapshot(), before)["s3://many"]
+    assert tally.seconds >= 0.1
+    assert 0 < tally.waited <= seconds

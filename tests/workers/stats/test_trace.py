@@ -236,10 +236,14 @@ def test_spans_in_files_survive_the_end_of_their_process(tmp_path: Path) -> None
 
 def test_events_begin_at_zero() -> None:
     """What began before the epoch is cut, and what ended before it is left out."""
-    spans = [Span("old", "stage", 1.0, 1.0), Span("cut", "stage", 2.0, 1.5), Span("new", "source", 3.5, 0.5, "x.tar")]
+    spans = [
+        Span("old", "stage", 1.0, 1.0),
+        Span("cut", "stage", 2.0, 1.5),
+        Span("new", "source", 3.5, 0.5, "\udc80.tar"),
+    ]
     events = json.loads(trace_json(7, "title", {0: ("track", spans)}, 3.0, {}))["traceEvents"][3:]
     assert [(event["name"], event["ts"], event["dur"]) for event in events] == [
         ("cut", 0, 500_000),
         ("new", 500_000, 500_000),
     ]
-    assert events[1]["args"] == {"detail": "x.tar"}
+    assert events[1]["args"] == {"detail": "\udc80.tar"}  # a file name that is no text

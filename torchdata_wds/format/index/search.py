@@ -24,6 +24,7 @@ from torchdata_wds.handlers import warn_once, warn_rarely
 from torchdata_wds.storage import ByteStream, StorageOptions, mask_url
 from torchdata_wds.storage.byte_streams import interrupt
 from torchdata_wds.storage.cache.names import digest_of
+from torchdata_wds.storage.meters import reads_ahead
 from torchdata_wds.storage.places import resolve
 from torchdata_wds.storage.urls import local_path
 
@@ -126,7 +127,7 @@ def _each(
     pool = ThreadPoolExecutor(min(_THREADS, len(remote)))
     running: dict[int, Future[Result]] = {}
     try:
-        running.update((place, pool.submit(work, items[place])) for place in remote)
+        running.update((place, pool.submit(reads_ahead()(work), items[place])) for place in remote)
         results = {place: work(item) for place, item in enumerate(items) if place not in running}
         done, _ = wait(running.values(), return_when=FIRST_EXCEPTION)
         results.update((place, future.result()) for place, future in running.items() if future in done)

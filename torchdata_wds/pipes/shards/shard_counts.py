@@ -14,6 +14,8 @@ from torchdata_wds.format.index.url_table import UrlTable
 from torchdata_wds.option_types import Index
 from torchdata_wds.storage import StorageOptions, mask_url, open_shard
 from torchdata_wds.storage.cache.locked_files import ShardFacts
+from torchdata_wds.storage.meters import reads_ahead
+from torchdata_wds.storage.places import meter_for
 from torchdata_wds.storage.urls import is_local
 
 _THREADS = 16
@@ -40,7 +42,8 @@ class _Sidecars:
         if missing := [url for url in distinct if url not in self._known and not is_local(url)]:
             pool = ThreadPoolExecutor(min(_THREADS, len(missing)))
             try:
-                headers = list(pool.map(_read_header, missing, [storage_options] * len(missing)))
+                with meter_for(missing[0], storage_options).waiting():
+                    headers = list(pool.map(reads_ahead()(_read_header), missing, [storage_options] * len(missing)))
             finally:
                 pool.shutdown(cancel_futures=True)  # after the first failure, do not wait for thousands of others
             self._known.update(zip(missing, headers, strict=True))

@@ -32,7 +32,7 @@ def trace_json(
     ]
     events += sorted(found, key=lambda event: (event["ts"], -event.get("dur", 0.0)))
     whole = {"traceEvents": events, "displayTimeUnit": "ms", "otherData": dict(about)}
-    return json.dumps(whole, separators=(",", ":"), ensure_ascii=False).encode()
+    return json.dumps(whole, separators=(",", ":")).encode()
 
 
 def _metadata(process: int, track: int, name: str, value: str) -> dict[str, Any]:

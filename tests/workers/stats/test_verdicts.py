@@ -69,6 +69,10 @@ def in_bursts(item: Any) -> Any:
     return item
 
 
+def list_up_to(count: int) -> list[int]:
+    return list(range(count))
+
+
 def slow_in_one(item: Any) -> Any:
     worker = get_worker_info()
     time.sleep(0.1 if worker is not None and worker.id == 1 else 0.004)
@@ -178,3 +182,22 @@ def test_stage_in_the_main_process_is_named(front: str) -> None:
     pipe = IterableWrapper(range(40)).sharding_filter().join_workers().wds_map(sleeping_item)
     verdict = judged(front, pipe, 2)
     assert (verdict.kind, verdict.subject, verdict.hints) == ("main", "wds_map(sleeping_item)", ("move_stage",))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("front", FRONTS)
+def test_many_small_items_are_named(front: str) -> None:
+    """Sending and taking them costs more than making them."""
+    with loader_of(IterableWrapper(range(150_000)).sharding_filter(), 2, front=front) as loader:
+        for _ in loader:
+            pass
+        verdict = stats_of(loader).verdict()
+    assert (verdict.kind, verdict.hints) == ("transport", ("batch",))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("front", FRONTS)
+def test_worker_with_all_the_work_is_named(front: str) -> None:
+    """The other got no source."""
+    verdict = judged(front, IterableWrapper([40]).sharding_filter().map(list_up_to).unbatch().wds_map(sleeping_item), 2)
+    assert (verdict.kind, verdict.worker, verdict.hints) == ("uneven", 0, ("even_shards",))

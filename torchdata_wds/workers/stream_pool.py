@@ -142,7 +142,7 @@ class StreamPool(WdsPipe[Any]):
 
     _links: Sequence[StreamLink] = ()
 
-    def __init__(self, options: PoolOptions, board: Board, states: States) -> None:
+    def __init__(self, options: PoolOptions, board: Board, states: States = list) -> None:
         self.place = options.place  # of the rank
         self.streams = Streams(options.num_workers)  # the positions of the workers' streams
         self.was_interrupted = False  # whether Ctrl-C ended this epoch during a wait for an item

@@ -90,7 +90,7 @@ class LocalPool(StreamPool):
     """Takes the place of a `WorkerPool`, and runs the workers' streams in this process."""
 
     def __init__(self, graph: WorkerGraph, options: PoolOptions, context: str | None = None) -> None:
-        super().__init__(options, SimpleNamespace(turn=0))
+        super().__init__(options, SimpleNamespace(turn=0), states=list)
         self._graph = graph
         self._graphs = [self.new_worker() for _ in range(options.num_workers)]
         self._made: list[Generator[Any, None, None]] = []

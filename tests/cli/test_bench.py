@@ -123,7 +123,7 @@ def test_a_function_is_measured_with_tables_a_file_and_a_chart(here: Path) -> No
     assert done.status == 0, done.err
     assert "wds_map(doze) takes" in done.text
     assert "2 workers give" in done.text
-    assert "what the step takes" in done.text
+    assert "the loader makes" in done.text
     found = json.loads((here / "x.json").read_text())
     assert found["subject"] == f"{MODULE}:slow"
     assert [run["workers"] for run in found["runs"]] == [0, 2]

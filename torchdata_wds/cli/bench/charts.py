@@ -31,7 +31,7 @@ _TICKS = 5
 def draw_chart(profile: PipeProfile, title: str) -> Iterator[bytes]:
     """Yields the bytes of a PNG."""
     stages = [stage for stage in profile.stages if stage.share >= _LEAST]
-    judgement = textwrap.wrap(profile.judgement(), 130)
+    judgement = textwrap.wrap(profile.judgement(), 145)
     heights = [
         60 + 18 * len(judgement),
         52 + _ROW * (len(stages) + (profile.outside >= _LEAST)),
@@ -89,13 +89,15 @@ def _draw_runs(canvas: _Canvas, top: int, profile: PipeProfile) -> None:
         middle = left + (number + 0.5) * room
         height = run.rate * factor / most * _PLOT
         canvas.box(middle - min(48, room * 0.3), bottom - height, min(96, room * 0.6), height, _BLUE)
-        canvas.text(middle, bottom - height - 19, rate_text(run.rate * factor, 1), anchor="ma")
+        rate = rate_text(run.rate * factor, 1)
+        canvas.box(middle - 30, bottom - height - 18, 60, 16, _PAPER)  # hides the line of the grid
+        canvas.text(middle, bottom - height - 19, rate, anchor="ma")
         for row, line in enumerate(_notes_of(run)):
             canvas.text(middle, bottom + 6 + 18 * row, line, color=_FAINT if row else _INK, anchor="ma")
     if limit:
         y = bottom - limit / most * _PLOT
         canvas.line(left, y, right, y, _RED, width=2)
-        canvas.text(right, y - 18, f"training step: {rate_text(limit, 1)}", color=_RED, anchor="ra")
+        canvas.text(right, top + 18, f"training step: {rate_text(limit, 1)}", color=_RED, anchor="ra")
 
 
 class _Row(NamedTuple):

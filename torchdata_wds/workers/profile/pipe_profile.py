@@ -113,19 +113,28 @@ class PipeProfile:
 
     def _advice(self) -> str:
         best = self.fastest
-        if best is None or len(self.runs) < 2:
+        if best is None or len(self.runs) < 2 or self._enough() is not None:
             return ""
         if best is self.runs[-1]:
             return "More workers may be faster still." if best.workers < self.processors else ""
         if not best.workers:
             return "Workers do not make it faster."
-        return f"{_workers(best.workers)} {'is' if best.workers == 1 else 'are'} enough."
+        return f"{_workers(best.workers)} {_are(best.workers)} enough."
 
     def _headroom_text(self) -> str:
-        if self.headroom is None or self.fastest is None:
+        if self.headroom is None or self.fastest is None or self.step_rate is None:
             return ""
-        text = f"With {_workers(self.fastest.workers)}, the loader makes {self.headroom:.2g} x what the step takes"
-        return f"{text}: training waits for data." if self.headroom < 1 else f"{text}."
+        run = self._enough()
+        if run is None:
+            text = f"With {_workers(self.fastest.workers)}, the loader makes {self.headroom:.2g} x what the step takes"
+            return f"{text}: training waits for data." if self.headroom < 1 else f"{text}."
+        text = f"{_workers(run.workers)} {_are(run.workers)} enough" if run.workers else "No workers are needed"
+        return f"{text} for the step: the loader makes {run.rate / self.step_rate:.2g} x what it takes."
+
+    def _enough(self) -> WorkersProfile | None:
+        """Returns the run with the fewest workers that is clearly faster than the training step."""
+        step_rate = self.step_rate
+        return next((run for run in self.runs if run.rate >= _GAIN * step_rate), None) if step_rate else None
 
     def _others_text(self) -> str:
         busy = [run.others for run in self.runs if run.others is not None]
@@ -169,6 +178,10 @@ class PipeProfile:
 
 def _give(count: int) -> str:
     return "gives" if count == 1 else "give"
+
+
+def _are(count: int) -> str:
+    return "is" if count == 1 else "are"
 
 
 def _workers(count: int) -> str:

@@ -20,7 +20,7 @@ from tests.kits.workers_kit import loader_of
 from torchdata_wds import WdsLoader
 from torchdata_wds.workers.stats.tracing.epoch_trace import EpochTrace, _with_rank
 from torchdata_wds.workers.stats.tracing.events import trace_json
-from torchdata_wds.workers.stats.tracing.spans import Span, SpanFile, SpanLog, read_spans
+from torchdata_wds.workers.stats.tracing.spans import Span, SpanFile, SpanLog, joined, read_spans
 
 SHARDS, ITEMS = 4, 12
 
@@ -211,6 +211,22 @@ def test_spans_of_one_kind_become_one() -> None:
         ("blocked", 6.5, 7.5),
         ("b", 7.5, 7.6),
         ("b", 7.6, 8.0),
+    ]
+
+
+def test_a_span_that_goes_on_is_handed_over_in_pieces() -> None:
+    """So that an epoch may be left in it; the pieces are one in the trace, but for a new shard."""
+    log, pieces = SpanLog(99), []
+    for number in range(8):
+        log.add(
+            "wait", "source", number * 0.2, (number + 1) * 0.2, f"byte {number}", subject="x" if number < 5 else "y"
+        )
+        pieces += log.take(is_end=False)
+    pieces += log.take()
+    assert len(pieces) > 3
+    assert [(round(span.start, 6), round(span.end, 6), span.detail) for span in joined(pieces)] == [
+        (0.0, 1.0, "byte 0"),
+        (1.0, 1.6, "byte 5"),
     ]
 
 

@@ -16,7 +16,7 @@ from torchdata_wds.storage import mask_url, open_target
 from torchdata_wds.storage.urls import is_local, local_path, url_text
 from torchdata_wds.workers.stats.tracing.clock import TracedClock
 from torchdata_wds.workers.stats.tracing.events import trace_json
-from torchdata_wds.workers.stats.tracing.spans import Span, read_spans
+from torchdata_wds.workers.stats.tracing.spans import Span, joined, read_spans
 from torchdata_wds.workers.stats.tracing.track import Track, most_events
 
 logger = logging.getLogger(__name__)
@@ -122,7 +122,7 @@ class _Written:
         found: dict[int, list[Span]] = {number + 1: [] for number in range(self._workers)}
         for number, span in read_spans(folder):
             found.setdefault(number + 1, []).append(span)
-        tracks |= {number: (f"worker {number - 1}", spans) for number, spans in sorted(found.items())}
+        tracks |= {number: (f"worker {number - 1}", joined(spans)) for number, spans in sorted(found.items())}
         if stages := self.stages.log.take():
             tracks[len(tracks)] = ("stages in the main process", stages)
         title = " ".join(filter(None, ("torchdata_wds", self._rank)))

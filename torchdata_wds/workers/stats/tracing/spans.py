@@ -15,11 +15,13 @@ _SHORTEST_WAIT = 0.001
 #: Looks come a little late, each by another time, and what they see has no gaps.
 _GAP = 0.001
 
+_ROUNDING = 1e-7
+
 #: What was seen last is taken to go on until a wait for room, if that begins within so many seconds.
 _UNSEEN = 0.05
 
-#: A span that goes on is handed over after so many seconds: its process may never come to its end.
-_LONGEST_OPEN = 5.0
+#: A span that goes on is handed over in pieces of so many seconds: the epoch may be left in it.
+_LONGEST_OPEN = 0.3
 
 
 class Span(NamedTuple):
@@ -53,6 +55,7 @@ class SpanLog:
         self._open: Span | None = None
         self._end = 0.0  # of the last span
         self._subject = ("", "", "")
+        self._detail = ""
 
     def add(self, name: str, kind: str, start: float, end: float, detail: str = "", *, subject: str = "") -> None:
         """Adds a span, which begins at the end of the last one if that is later, or hardly earlier.
@@ -64,11 +67,13 @@ class SpanLog:
             if end <= start:
                 return
             last, before, self._subject = self._open, self._subject, (name, kind, subject)
-            if last is not None and before == self._subject and start <= self._end:
+            goes_on = before == self._subject and start <= self._end
+            if last is not None and goes_on:
                 self._open = last._replace(seconds=end - last.start)
             else:
                 self._close()
-                self._open = Span(name, kind, start, end - start, detail)
+                self._detail = self._detail if goes_on else detail
+                self._open = Span(name, kind, start, end - start, self._detail)
             self._end = end
 
     def block(self, start: float, end: float) -> None:
@@ -123,6 +128,19 @@ class SpanFile:
         except OSError:
             return False
         return True
+
+
+def joined(spans: Iterable[Span]) -> list[Span]:
+    """Joins the pieces of spans that were handed over one by one."""
+    found: list[Span] = []
+    for span in spans:
+        last = found[-1] if found else None
+        is_piece = last is not None and (*last[:2], last.detail) == (*span[:2], span.detail)
+        if last is not None and is_piece and span.seconds and abs(span.start - last.end) < _ROUNDING:
+            found[-1] = last._replace(seconds=span.end - last.start)
+        else:
+            found.append(span)
+    return found
 
 
 def read_spans(folder: Path) -> Iterator[tuple[int, Span]]:

@@ -1,9 +1,9 @@
 """Describe a data set for others: a card for the Hugging Face hub, croissant.json, and energon's index.
 
 wds card 'train-{000000..000003}.tar' --license cc-by-4.0
-wds card --split train='train-*[012].tar' --split validation='train-*3.tar' 'train-*.tar'
 wds card --energon 'train-*.tar'
 wds card --check 'train-*.tar'
+wds card --force --split train='train-*[012].tar' --split validation='train-*3.tar' 'train-*.tar'
 """
 
 import argparse

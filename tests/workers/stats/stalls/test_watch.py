@@ -213,6 +213,7 @@ class Clock:
         end = self.now + seconds
 
         def receive(most: float) -> str | None:
+            assert most <= 0.5  # a signal that comes just before a wait is handled after it
             self.now = min(self.now + most, end)
             return "message" if self.now >= end else None
 

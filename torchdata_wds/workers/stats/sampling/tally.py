@@ -54,6 +54,7 @@ class Tally:
         self._active = 0.0
         self._reading = self._waited_then = 0.0  # seconds of waiting for sources, up to the current order
         self._since: float | None = None  # when the current order began
+        self._read_then: tuple[str, int] | None = None  # the shard read last before that, and the byte
         self._told_at = 0.0
         self._find_end: Callable[[], Any] = lambda: None
         self._end = 0  # the id of the last pipe
@@ -91,6 +92,8 @@ class Tally:
         self._find_graph()
         self._since = self._made_at = time.perf_counter()
         self._waited_then = meters.waited()
+        # In the main process it may be another loader's.
+        self._read_then = meters.reading() if self._publish is None else None
         if self._stages:
             sampler.watch(self)
 
@@ -256,6 +259,7 @@ class Tally:
     def _at(self, now: float) -> tuple[str, str, int, float] | None:
         if self._since is None or self._spot is None:
             return None
-        shard, byte = meters.reading() or ("", 0)
+        found = meters.reading()
+        shard, byte = ("", 0) if found is None or found == self._read_then else found
         stage = "" if self._spot.stage == SENDING else self._texts[self._spot.stage]
         return stage, shard, byte, now - self._made_at

@@ -301,3 +301,10 @@ def test_running_graph_is_drawn_alike_when_items_were_taken() -> None:
     items = iter(two)
     next(items)
     assert describe(pipe) == before
+
+
+def test_stages_that_a_form_puts_in_are_not_drawn() -> None:
+    """Only those that the program wrote."""
+    pipe = IterableWrapper(["x.tar"]).split_shards().load_wds_shards().group_by_key().join_workers().batch(2)
+    names = [line.strip().partition("(")[0] for line in describe(pipe).splitlines()]
+    assert names == ["IterableWrapper", ".split_shards", ".load_wds_shards", ".group_by_key", ".join_workers", ".batch"]

@@ -43,6 +43,22 @@ def sources_of(pipe: DataPipe) -> list[IterDataPipe[Any]]:
     return [source for items in values for source in islice(items, _MOST_SOURCES) if isinstance(source, IterDataPipe)]
 
 
+def is_inner(pipe: DataPipe) -> bool:
+    """Returns whether a form put a stage in on its own, so that the program did not write it."""
+    if getattr(type(pipe), "is_inner", False):
+        return True
+    return known_name(pipe) == "ShardingFilter" and any(map(is_inner, sources_of(pipe)))
+
+
+def written(sources: Iterable[DataPipe]) -> Iterator[DataPipe]:
+    """Yields stages that the program wrote: in place of one that a form put in, those before it."""
+    for source in sources:
+        if is_inner(source):
+            yield from written(sources_of(source))
+        else:
+            yield source
+
+
 def stages_of(end: DataPipe) -> Iterator[DataPipe]:
     """Yields a pipe and all pipes above it, each once, by `sources_of`."""
     waiting, seen = [end], set()
@@ -114,7 +130,7 @@ def chain_text(pipe: DataPipe) -> str:
         sources: Sequence[DataPipe] = [pipe]
         while sources and id(sources[0]) not in stages:
             stages[id(sources[0])] = stage_text(sources[0])
-            sources = sources_of(sources[0])
+            sources = list(written(sources_of(sources[0])))
         return ".".join(reversed(stages.values()))
     except Exception:  # noqa: BLE001  (a debugger may show a pipe whose constructor is still running)
         return type(pipe).__qualname__

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from torch.utils.data import IterDataPipe, MapDataPipe
 from torch.utils.data.graph import DataPipe
 
-from torchdata_wds.pipes.chain_text import chain_text, form_of, stage_text
+from torchdata_wds.pipes.chain_text import chain_text, form_of, stage_text, written
 
 __all__ = ["describe"]
 
@@ -112,7 +112,7 @@ def _stages(end: DataPipe) -> list[_Stage]:
     while waiting:  # not by recursion, for chains of a thousand stages
         pipe = waiting[-1]
         if id(pipe) not in found:
-            found[id(pipe)] = _sources(pipe)
+            found[id(pipe)] = list(written(_sources(pipe)))
             waiting += [source for source in found[id(pipe)][_MOST_SOURCES - 1 :: -1] if id(source) not in found]
             continue
         waiting.pop()
@@ -146,7 +146,7 @@ def _pipes_in(value: Any, depth: int) -> Iterator[DataPipe]:
 
 def _text_of(pipe: DataPipe, sources: Sequence[DataPipe]) -> str:
     try:
-        text = stage_text(pipe, drawn=set(map(id, sources)))
+        text = stage_text(pipe, drawn=set(map(id, [*sources, *_sources(pipe)])))
     except Exception:  # noqa: BLE001  (as for the whole graph, but the other stages are shown)
         text = f"{type(pipe).__qualname__}(...)"
     if (form := form_of(pipe)[0]) and text.startswith(f"{form}("):

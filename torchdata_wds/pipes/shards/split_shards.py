@@ -151,6 +151,7 @@ class AgreedIterDataPipe(WdsPipe[Any], Seeded):
     """Passes items through, and holds the seed that all consumers share: services seed equally above a filter."""
 
     repeats_shards = True
+    is_inner = True
 
     def __init__(self, source_datapipe: Pipe) -> None:
         self.source_datapipe = source_datapipe

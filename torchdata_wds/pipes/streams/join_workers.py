@@ -29,6 +29,7 @@ class _MarkedEndIterDataPipe(WdsPipe[Any]):
     """
 
     one_to_one = True
+    is_inner = True
 
     def __init__(self, source_datapipe: Pipe) -> None:
         self.source_datapipe = source_datapipe

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from torch.utils.data import IterDataPipe
 
-from torchdata_wds.pipes.chain_text import known_name, sources_of, stage_text
+from torchdata_wds.pipes.chain_text import known_name, sources_of, stage_text, written
 from torchdata_wds.pipes.resume_facts import said_by
 from torchdata_wds.workers.stats.sampling.stage_finder import StageFinder, stages_in_order
 
@@ -127,7 +127,9 @@ class StageClock:
         found: dict[int, list[int]] = {}
         for number, stage in enumerate(self.stages):
             before = [
-                place for place, other in enumerate(self.stages) if any(other is one for one in sources_of(stage))
+                place
+                for place, other in enumerate(self.stages)
+                if any(other is one for one in written(sources_of(stage)))
             ]
             if len(before) == 1 and self._items[number].ever and not self._items[before[0]].ever:
                 found[number] = [*found.pop(before[0], ()), before[0]]
@@ -168,6 +170,6 @@ def _sources(stages: Sequence[IterDataPipe[Any]]) -> list[set[int]]:
     numbers = {id(stage): number for number, stage in enumerate(stages)}
     found: list[set[int]] = []
     for number, stage in enumerate(stages):
-        before = [found[numbers[id(one)]] for one in sources_of(stage) if id(one) in numbers]
+        before = [found[numbers[id(one)]] for one in written(sources_of(stage)) if id(one) in numbers]
         found.append({number}.union(*before))
     return found

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from torch.utils.data import IterDataPipe
 
-from torchdata_wds.pipes.chain_text import sources_of
+from torchdata_wds.pipes.chain_text import is_inner, sources_of
 from torchdata_wds.pipes.running import is_border
 
 _HOOK = "torch.utils.data.datapipes._hook_iterator"
@@ -34,7 +34,7 @@ class Spot(NamedTuple):
 
 
 def stages_in_order(end: IterDataPipe[Any], without: Iterable[int] = ()) -> list[IterDataPipe[Any]]:
-    """Returns the stages of a graph, each after its sources, except those with the ids `without`."""
+    """Returns the stages that the program wrote, each after its sources, except those with the ids `without`."""
     found: dict[int, IterDataPipe[Any]] = {}
     hidden = set(without)
     waiting: list[tuple[IterDataPipe[Any], bool]] = [(end, False)]
@@ -47,7 +47,7 @@ def stages_in_order(end: IterDataPipe[Any], without: Iterable[int] = ()) -> list
             seen.add(id(pipe))
             waiting.append((pipe, True))
             waiting += [(source, False) for source in reversed(sources_of(pipe))]
-    return [pipe for key, pipe in found.items() if key not in hidden]
+    return [pipe for key, pipe in found.items() if key not in hidden and not is_inner(pipe)]
 
 
 class StageFinder:

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch.utils.data import IterDataPipe
 
-from torchdata_wds.pipes.chain_text import known_name, sources_of, stage_text
+from torchdata_wds.pipes.chain_text import known_name, sources_of, stage_text, written
 from torchdata_wds.pipes.resume_facts import said_by
 from torchdata_wds.storage import meters
 from torchdata_wds.workers.stats.sampling import sampler
@@ -66,7 +66,7 @@ class Tally:
         self._finder = StageFinder(stages)
         number = {id(stage): number for number, stage in enumerate(stages)}
         self._sources = [
-            [number[id(source)] for source in sources_of(stage) if id(source) in number] for stage in stages
+            [number[id(source)] for source in written(sources_of(stage)) if id(source) in number] for stage in stages
         ]
         self._texts = [stage_text(stage, without=("handler",)) for stage in stages]
         self._batcher = next((n for n, stage in enumerate(stages) if known_name(stage) in _BATCHING), None)
@@ -250,7 +250,7 @@ class Tally:
         taken = [self._out[source] for source in self._sources[number]]
         # Loading and grouping run as one loop, in which nothing counts what passes between them.
         is_inside = not out and any(self._out[other] for other in self._readers(number))
-        items_in = -1 if out and taken and not any(taken) else sum(taken)
+        items_in = -1 if out and not any(taken) else sum(taken)
         return Stage(self._texts[number], items_in, -1 if is_inside else out, seconds)
 
     def _readers(self, number: int) -> Iterable[int]:

@@ -65,9 +65,9 @@ class Meter:
     __slots__ = ("_counts", "_is_waiting", "_seconds", "byte", "shard")
 
     def __init__(self, shard: str, source: str = "") -> None:
-        self.shard = shard
+        self.shard = str(shard)  # of a subclass, such as those of NumPy, marshal makes bytes
         self.byte = 0  # how far the shard has been read
-        self._counts = counts_of(source or source_of(shard))
+        self._counts = counts_of(source or source_of(self.shard))
         self._seconds = 0.0
         self._is_waiting = True  # for the first byte
 

@@ -4,10 +4,12 @@ import os
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
+from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
 
-from torchdata_wds import WebDataset, image_decoder, wds_collate
+from torchdata_wds import WdsLoader, WebDataset, image_decoder, wds_collate
 from torchdata_wds.workers.stats.graph_facts import graph_facts, machine_load
 
 
@@ -74,3 +76,25 @@ def test_load_of_the_machine_is_a_number_of_percent(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(os, "getloadavg", fail)
     assert machine_load() == 0
+
+
+class Odd(IterDataPipe):
+    """A user's pipe, whose attributes are called as some of ours."""
+
+    read_ahead = "much"
+
+    def __init__(self) -> None:
+        self.cache = np.arange(3)
+
+    def __iter__(self) -> Any:
+        yield 1
+
+    @property
+    def batch_size(self) -> int:
+        raise RuntimeError("not known yet")
+
+
+def test_users_pipes_do_not_keep_a_loader_from_running() -> None:
+    """Facts of an odd graph are unknown."""
+    assert graph_facts([Odd()]) == {}
+    assert list(WdsLoader(Odd())) == [1]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import logging
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -19,6 +20,7 @@ from torchdata_wds.pipes.pickling import parts_of
 from torchdata_wds.pipes.samples.decode import SampleDecoderIterDataPipe
 from torchdata_wds.pipes.shards.cache_shards import ShardCacherIterDataPipe
 
+logger = logging.getLogger(__name__)
 _SHRINKS = re.compile("resize|thumbnail|crop", re.IGNORECASE)
 _DEEPEST = 3  # of lists, partials and composed transforms in which functions are looked for
 
@@ -29,13 +31,22 @@ def graph_facts(branches: Iterable[DataPipe]) -> dict[str, int]:
     ``read_ahead``: how many shards are opened ahead; ``caches``: whether shards are cached; ``batches``, ``collates``:
     whether items are batched, and batches collated; ``images``: whether images are decoded; ``arrays``: whether to
     arrays or tensors, which simplejpeg can do; ``limits``: whether all with a ``max_size``; ``shrinks``: whether a
-    later function resizes or crops; ``simplejpeg`` and ``isal``: whether these are installed.
+    later function resizes or crops; ``simplejpeg`` and ``isal``: whether these are installed. Empty if
+    a user's pipe raises when it is asked.
     """
-    pipes = [pipe for branch in branches for pipe in stages_of(branch)]
+    try:
+        return _facts([pipe for branch in branches for pipe in stages_of(branch)])
+    except Exception:
+        logger.debug("what the advice of a report depends on is not known", exc_info=True)
+        return {}
+
+
+def _facts(pipes: Sequence[Any]) -> dict[str, int]:
+    ours = [pipe for pipe in pipes if type(pipe).__module__.startswith("torchdata_wds.")]
     decoders = list(_image_decoders(pipes))
     return {
-        "read_ahead": max((_ahead_of(pipe) for pipe in pipes if hasattr(pipe, "read_ahead")), default=0),
-        "caches": int(any(isinstance(pipe, ShardCacherIterDataPipe) or getattr(pipe, "cache", None) for pipe in pipes)),
+        "read_ahead": max((_ahead_of(pipe) for pipe in ours if hasattr(pipe, "read_ahead")), default=0),
+        "caches": int(any(isinstance(pipe, ShardCacherIterDataPipe) or getattr(pipe, "cache", None) for pipe in ours)),
         "batches": int(any(hasattr(pipe, "batch_size") for pipe in pipes)),
         "collates": int(any(form_name(pipe) == "collate" for pipe in pipes)),
         "images": int(bool(decoders)),

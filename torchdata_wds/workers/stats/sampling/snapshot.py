@@ -61,11 +61,15 @@ class SnapshotMemory(ctypes.Structure):
     _fields_ = (("data", ctypes.c_ubyte * _SIZE),)
 
     def write(self, snapshot: Snapshot) -> None:
-        """Replaces the snapshot; one that is too large is left out."""
+        """Replaces the snapshot; of one that is too large, stages and then sources are left out."""
         body = marshal.dumps(snapshot.to_plain())
-        if len(body) <= _SIZE - _HEADER:
-            header = len(body).to_bytes(4, "little") + zlib.crc32(body).to_bytes(4, "little")
-            ctypes.memmove(self.data, header + body, _HEADER + len(body))
+        parts: tuple[dict[str, Any], ...] = ({"stages": ()}, {"sources": {}}, {"at": None})
+        for part in parts:
+            if len(body) > _SIZE - _HEADER:
+                snapshot = snapshot._replace(**part)
+                body = marshal.dumps(snapshot.to_plain())
+        header = len(body).to_bytes(4, "little") + zlib.crc32(body).to_bytes(4, "little")
+        ctypes.memmove(self.data, header + body, _HEADER + len(body))
 
     def read(self) -> Snapshot | None:
         """Returns the last snapshot; None before the first."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import threading
 import time
 import weakref
 from collections import defaultdict
@@ -21,6 +23,8 @@ from torchdata_wds.workers.stats.sampling.sampler import Frames
 from torchdata_wds.workers.stats.sampling.snapshot import Snapshot, Stage
 from torchdata_wds.workers.stats.sampling.stage_finder import SENDING, Spot, StageFinder, stages_in_order
 from torchdata_wds.workers.stats.tracing.track import INTERVAL, Track, most_events
+
+logger = logging.getLogger(__name__)
 
 _PUBLISH = 10  # after how many looks a snapshot is published
 _NEWS = 0.1  # seconds after which one is published if the worker is blocked
@@ -59,10 +63,11 @@ class Tally:
         self._find_end: Callable[[], Any] = lambda: None
         self._end = 0  # the id of the last pipe
         self._without: Sequence[int] = ()
+        self._telling = threading.RLock()
+        self._has_failed = False
         self._note_graph([])
 
     def _note_graph(self, stages: list[IterDataPipe[Any]]) -> None:
-        self._stages = [weakref.ref(stage) for stage in stages]
         self._finder = StageFinder(stages)
         number = {id(stage): number for number, stage in enumerate(stages)}
         self._sources = [
@@ -72,8 +77,9 @@ class Tally:
         self._batcher = next((n for n, stage in enumerate(stages) if known_name(stage) in _BATCHING), None)
         self._makes = [bool(said_by(stage, "makes_samples")) for stage in stages]
         self._waits = {n for n, stage in enumerate(stages) if known_name(stage) in _WAITING}
-        self._last: list[tuple[int | None, int]] = [(None, 0)] * len(stages)  # the passes and counts of the last look
-        self._out = [0] * len(stages)
+        last: list[tuple[int | None, int]] = [(None, 0)] * len(stages)  # the passes and counts of the last look
+        found, out = [weakref.ref(stage) for stage in stages], [0] * len(stages)
+        self._stages, self._last, self._out = found, last, out  # at once
         self._time: dict[int, float] = defaultdict(float)  # seconds by stage
         self._reads: dict[int, float] = defaultdict(float)  # those of them in which it read from a source
         self._threads: set[int] = set()
@@ -89,7 +95,7 @@ class Tally:
         """
         meters.forget_slowest()
         self._find_end, self._without = find_end, without
-        self._find_graph()
+        self._safely(self._find_graph)
         self._since = self._made_at = time.perf_counter()
         self._waited_then = meters.waited()
         # In the main process it may be another loader's.
@@ -127,10 +133,10 @@ class Tally:
             self._active += time.perf_counter() - self._since
             self._reading += meters.waited() - self._waited_then
             self._since = None
-        self._count()
+        self._safely(self._count)
         sampler.leave(self)
         self.end_trace()
-        self._tell()
+        self._safely(self._tell)
 
     @contextmanager
     def blocking(self) -> Iterator[None]:
@@ -140,8 +146,8 @@ class Tally:
             return
         self._blocked_since = now = time.perf_counter()
         if now - self._told_at > _NEWS:  # what is ready can be told exactly now
-            self._count()
-            self._tell()
+            self._safely(self._count)
+            self._safely(self._tell)
         yield
         now = time.perf_counter()
         self.blocked += now - self._blocked_since
@@ -184,21 +190,32 @@ class Tally:
         if not track.is_running:
             self.track = None
 
+    def _safely(self, step: Callable[[], None]) -> None:
+        """Takes a step in the thread that makes items, which no error of the figures may end."""
+        try:
+            step()
+        except Exception:
+            if not self._has_failed:
+                logger.exception("the figures of a loader are not complete")
+            self._has_failed = True
+
     def _tell(self) -> None:
         self._told_at = time.perf_counter()
         if self._publish is not None:
-            self._publish(self.snapshot())
+            with self._telling:  # or an older snapshot, of the other thread, could replace a newer one
+                self._publish(self.snapshot())
 
     def _count(self) -> None:
         self._find_graph()
-        for number, find in enumerate(self._stages):
-            stage, last = find(), self._last[number]
+        stages, lasts, out = self._stages, self._last, self._out  # the other thread may find another graph
+        for number, find in enumerate(stages):
+            stage, last = find(), lasts[number]
             if stage is None:
                 continue
             now, passing = stage._number_of_samples_yielded, stage._valid_iterator_id
             # Torch counts from 0 in each pass over the stage, and numbers the passes.
-            self._out[number] += now - last[1] if passing == last[0] and now >= last[1] else now
-            self._last[number] = passing, now
+            out[number] += now - last[1] if passing == last[0] and now >= last[1] else now
+            lasts[number] = passing, now
         made = self._out[-1] if self._out else 0
         if made != self._made:
             self._made, self._made_at = made, time.perf_counter()
@@ -239,7 +256,9 @@ class Tally:
     def _seconds(self, worked: float) -> dict[int, float]:
         """Divides the time of work among the stages, as the looks found them when they did not read."""
         # A thread that reads lets go of the interpreter, so that it is found there too often.
-        works = {number: seconds - self._reads[number] for number, seconds in self._time.items()}
+        # Copies, since the thread that looks adds to both.
+        reads = self._reads.copy()
+        works = {number: seconds - reads[number] for number, seconds in self._time.copy().items()}
         total = sum(works.values())
         if not total:
             works, total = self._time, sum(self._time.values())
@@ -257,9 +276,10 @@ class Tally:
         return (other for other, sources in enumerate(self._sources) if number in sources)
 
     def _at(self, now: float) -> tuple[str, str, int, float] | None:
-        if self._since is None or self._spot is None:
+        spot = self._spot
+        if self._since is None or spot is None:
             return None
         found = meters.reading()
         shard, byte = ("", 0) if found is None or found == self._read_then else found
-        stage = "" if self._spot.stage == SENDING else self._texts[self._spot.stage]
+        stage = "" if spot.stage == SENDING else self._texts[spot.stage]
         return stage, shard, byte, now - self._made_at

@@ -1,0 +1,66 @@
+"""The figures never end or change what they look at."""
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+from torch.utils.data.datapipes.iter import IterableWrapper
+
+from tests.kits.shards import text_samples, write_tar
+from torchdata_wds import WdsLoader
+from torchdata_wds.workers.stats.sampling import sampler
+from torchdata_wds.workers.stats.sampling.snapshot import Snapshot, SnapshotMemory, Stage
+from torchdata_wds.workers.stats.sampling.tally import Tally
+
+
+def traced(_frame: FrameType, _event: str, _arg: Any) -> None:
+    sum(range(20))
+
+
+@pytest.mark.parametrize("start", [sys.settrace, sys.setprofile])
+def test_debuggers_keep_their_variables(start: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python sets the variables of a frame from a copy when a tracing function returns: they must be in it."""
+    monkeypatch.setattr(sampler, "INTERVAL", 0.0002)
+    before = {sys.settrace: sys.gettrace, sys.setprofile: sys.getprofile}[start]()
+    start(traced)
+    try:
+        end, items = time.monotonic() + 0.3, iter(WdsLoader(IterableWrapper(range(10**7)).wds_map(abs)))
+        while time.monotonic() < end:
+            next(items)
+    finally:
+        start(before)
+
+
+def test_an_error_of_the_figures_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """It is logged once."""
+
+    def publish(_: Snapshot) -> None:
+        raise ValueError
+
+    tally, pipe = Tally(publish), IterableWrapper([1])
+    for _ in range(2):
+        tally.begin(lambda: pipe)
+        with tally.blocking():
+            pass
+        tally.end()
+    assert len(caplog.records) == 1
+
+
+def test_large_snapshots_are_cut() -> None:
+    """Counts come without stages, and then without sources."""
+    memory = SnapshotMemory()
+    memory.write(Snapshot("a", items=3, stages=(Stage("x" * 100_000, 0, 0, 0.0),), sources={}))
+    assert memory.read() == Snapshot("a", items=3)
+
+
+def test_urls_may_be_of_a_subclass_of_str(tmp_path: Path) -> None:
+    """Shards are named as text, in workers too."""
+    url = np.str_(write_tar(tmp_path / "0.tar", text_samples("s", 3)))
+    with WdsLoader(IterableWrapper([url]).load_wds_shards().group_by_key(), 1) as loader:
+        assert len(list(loader)) == 3
+        assert loader.stats().total.sources[0].slowest == url

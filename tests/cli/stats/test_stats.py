@@ -212,3 +212,20 @@ def test_stats_reads_tar_bytes_of_standard_input_only_once(shard: str) -> None:
     """With any number of processes."""
     done = run_wds("stats", "-p", 4, "-", stdin=tar_bytes(members()))
     assert done.text.startswith("14 samples in 1 shard, ")
+
+
+def test_text_of_no_samples_has_no_table_and_examples_are_sorted(tmp_path: Path) -> None:
+    """A set without fields has no empty table; examples of an oddity come in the order of their keys."""
+    empty = write_tar(tmp_path / "empty.tar", [])
+    lines = run_wds("stats", empty).out.decode().splitlines()
+    assert lines == ["0 samples in 1 shard, 0 B in their fields", "", "odd:", f"  1 shard has no samples: {empty}"]
+    rows = [
+        ("a", {"jpg": b"j", "txt": b"t"}),
+        ("b", {"jpg": b"j", "cls": b"1"}),
+        ("c", {"jpg": b"j"}),
+        ("d", {"jpg": b"j"}),
+    ]
+    rows += [("e", {"jpg": b"j", "txt": b"t", "cls": b"1"}), ("0", {"jpg": b"j"})]
+    shard = write_tar(tmp_path / "x.tar", [member for key, fields in rows for member in sample_members(key, **fields)])
+    found = {odd["text"]: [place["key"] for place in odd["examples"]] for odd in figures_of(shard)["oddities"]}
+    assert all(keys == sorted(keys) for keys in found.values()), found

@@ -2,6 +2,7 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from operator import itemgetter
 from typing import NamedTuple
 
 from torchdata_wds.cli.stats.counting import DatasetTally
@@ -69,7 +70,7 @@ def _odd_fields(tally: DatasetTally) -> Iterator[Oddity]:
         if rare > _MOST_RARE and not is_usual:
             continue
         examples = Examples()
-        for fields, _, shard, key in sets:
+        for fields, _, shard, key in sorted(sets, key=itemgetter(2, 3)):
             if (name in fields) != is_usual:
                 examples.note(Place(shard, key))
         if is_usual:

@@ -18,8 +18,8 @@ def report(figures: DatasetFigures) -> Iterator[str]:
     yield headline(figures)
     if figures.shard_samples is not None and len(figures.shards) > 1:
         yield f"samples per shard: {range_text(figures.shard_samples, '{:,}'.format)}"
-    yield ""
-    yield from _table(figures)
+    if figures.fields:
+        yield from ("", *_table(figures))
     for field in figures.fields[:_MOST_LINES]:
         if field.images is not None:
             yield from ("", *_image_lines(field, field.images))

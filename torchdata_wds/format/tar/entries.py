@@ -211,8 +211,9 @@ class TarEntries:
         if starts and self.offset - len(starts) == self._first:
             what = f"is not a tar archive: it is only {len(starts)} bytes long, {starts[:40]!r},"
             raise self.damaged("no-tar", what, describe_file(starts, self.shard))
+        noun = "byte" if missing == 1 else "bytes"
         advice = _MAYBE_NO_END if where.startswith("between") else DOWNLOAD_AGAIN
-        advice = Advice(*(f"Expected at least {missing:,} more bytes. {words}" for words in advice))
+        advice = Advice(*(f"Expected at least {missing:,} more {noun}. {words}" for words in advice))
         raise self.damaged("cut", f"is cut off {where}", advice, member=member)
 
     def _extend(self, header: Header) -> None:

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from torchdata_wds.workers.stats.reports.amounts import rate_text, seconds_text, share_text, size_text, table_lines
+from torchdata_wds.workers.stats.reports.report import wrapped
 
 _GAIN = 1.1  # how much faster more workers must be to be worth naming
 _NOTED = 0.1  # a share of the time that is worth naming
@@ -90,7 +91,7 @@ class PipeProfile:
         "up to here" is the rate of the graph if it ended after that stage.
         """
         tables = [self._stage_table(), self._run_table() if self.runs else []]
-        return "\n\n".join("\n".join(table) for table in (*tables, [self.judgement()]) if table)
+        return "\n\n".join("\n".join(table) for table in (*tables, wrapped(self.judgement())) if table)
 
     def judgement(self) -> str:
         """Returns what the figures mean, in a few sentences."""

@@ -56,7 +56,8 @@ class LoaderStats:
     def report(self) -> str:
         """Writes the figures as tables, and the sentence of the verdict after them."""
         workers = self.options.get("num_workers", len(self.total.workers))
-        title = f"epoch {self.epoch}, rank {self.rank}, {workers} workers" + " (the main process)" * (not workers)
+        title = f"epoch {self.epoch}, rank {self.rank}, {workers} worker{'s' * (workers != 1)}"
+        title += " (the main process)" * (not workers)
         lines = report_lines(self.total, self.recent, is_here=not workers)
         return "\n".join([title, "", *lines, "", *wrapped(self.sentence())])
 

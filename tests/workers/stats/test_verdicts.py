@@ -133,8 +133,11 @@ def test_slow_server_is_named(front: str, workers: int) -> None:
         (Fault("late", seconds=0.4), "latency"),
         (Fault("slow", size=40_000, seconds=0.05), "bandwidth"),
     ):
-        with served([fault] * 3 * max(workers, 1)) as urls:
-            verdict = judged(front, samples(urls), workers)
+        for _ in range(3):  # a busy machine may hold up one of the workers
+            with served([fault] * 3 * max(workers, 1)) as urls:
+                verdict = judged(front, samples(urls), workers)
+            if verdict.kind == kind:
+                break
         assert verdict.kind == kind
         assert verdict.subject == urls[0].rpartition("/")[0]
         assert "read_ahead" in verdict.hints

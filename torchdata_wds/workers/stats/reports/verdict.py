@@ -136,7 +136,7 @@ def _uneven(case: Case) -> Verdict | None:
 
 def _bursts(case: Case) -> Verdict | None:
     """Finds that workers wait for the training loop at times, and it for them at others: their queue is too short."""
-    # Without being blocked, the workers would be faster by 1 / (1 - blocked); the loop, without waits, by 1 / (1 - share).
+    # Workers that were never blocked would be faster by 1 / (1 - blocked), a loop that never waited by 1 / (1 - share).
     if not case.count or case.blocked < 0.2 or 1 - case.share < 0.5 * (1 - case.blocked):
         return None
     stage, reads = case.slowest_stage, case.reading > case.work / 2

@@ -75,6 +75,7 @@ class Epoch(Generic[T]):
             raise
         except BaseException as error:
             self._error = error
+            self.clock.stop()  # what follows is no wait
             raise
         self.delivered += 1
         return item

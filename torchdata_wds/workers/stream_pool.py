@@ -52,6 +52,10 @@ class StreamLink:
         # How often a message was asked for, how often one was there, and the seconds of all waits.
         self.asked, self.found_ready, self.awaited = 0, 0, 0.0
 
+    def count_on(self, earlier: StreamLink) -> None:
+        """Continues the counts of a link whose worker was lost."""
+        self.asked, self.found_ready, self.awaited = earlier.asked, earlier.found_ready, earlier.awaited
+
     def snapshot(self) -> Snapshot | None:
         """Returns what the worker has done, as far as it has told."""
         return None

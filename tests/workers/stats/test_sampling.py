@@ -1,6 +1,7 @@
 """The figures never end or change what they look at."""
 
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -49,6 +50,39 @@ def test_an_error_of_the_figures_ends_nothing(caplog: pytest.LogCaptureFixture) 
             pass
         tally.end()
     assert len(caplog.records) == 1
+
+
+def test_counts_go_on_in_a_graph_that_replaces_another() -> None:
+    """As a function for resetting may return one in each epoch."""
+    tally = Tally()
+    for total in (3, 6):
+        pipe = IterableWrapper(range(3))
+        tally.begin(lambda pipe=pipe: pipe)
+        assert list(pipe) == [0, 1, 2]
+        tally.end()
+        assert tally.snapshot().items == total
+
+
+def test_a_process_without_room_for_a_thread_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or one whose interpreter ends: no thread can be started then."""
+
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    fresh, switches = sampler._Sampler(), sys.getswitchinterval()
+    monkeypatch.setattr(sampler, "_sampler", fresh)
+    monkeypatch.setattr(threading.Thread, "start", start)
+    assert list(WdsLoader(IterableWrapper([1]).wds_map(abs))) == [1]
+    assert (fresh.thread, sys.getswitchinterval()) == (None, switches)
+
+
+def test_time_after_an_exception_is_no_wait() -> None:
+    """The training loop does not wait any longer."""
+    loader = WdsLoader(IterableWrapper(["x"]).map(int))
+    with pytest.raises(ValueError, match="x"):
+        list(loader)
+    time.sleep(0.2)
+    assert loader.stats().total.waits.waited < 0.15
 
 
 def test_large_snapshots_are_cut() -> None:

@@ -73,7 +73,8 @@ class WorkerPool(StreamPool):
         """Replaces a worker that is unusable after Ctrl-C; returns where the new worker's stream resumes."""
         with interrupts_held():
             self._links[number].kill()
-            self._links[number] = self._make_link(number)
+            lost, self._links[number] = self._links[number], self._make_link(number)
+            self._links[number].count_on(lost)
         point = streams.points()[number]
         if streams.continues and point is None:
             # The old worker's position is lost with it: the passes of its stream start over.

@@ -83,8 +83,10 @@ class _Sender:
         while not self._woken.wait(self._pause()):
             if (source := self._source()) is None:
                 return
-            self._send_due(source)
-            del source  # while this thread waits, the loader may go
+            due = self._due_of(source)
+            del source  # while this thread waits, or a function takes long, the loader may go
+            for sink, stats in due:
+                sink.send(stats)
         for sink, stats in self._last:
             sink.send(stats)
 
@@ -92,13 +94,18 @@ class _Sender:
         wanted = min(sink.due for sink in self._sinks) - time.monotonic()
         return min(max(wanted, 0.0), threading.TIMEOUT_MAX / 2)
 
-    def _send_due(self, source: Source) -> None:
-        now = source.moment()
-        for sink in self._sinks:
-            if sink.due <= time.monotonic():
-                stats = source.between(sink.since, now)
-                sink.wait_from(now)
-                sink.send(stats)
+    def _due_of(self, source: Source) -> list[tuple[_Sink, LoaderStats]]:
+        """Returns what is to be sent now; nothing if the loader is being closed."""
+        due = [sink for sink in self._sinks if sink.due <= time.monotonic()]
+        try:
+            now = source.moment()
+            found = [(sink, source.between(sink.since, now)) for sink in due]
+        except Exception:
+            logger.debug("figures were not sent", exc_info=True)
+            found, now = [], None
+        for sink in due:
+            sink.wait_from(sink.since if now is None else now)
+        return found
 
 
 class StatsSinks:

@@ -46,7 +46,11 @@ class _Sampler:
         self.interval = sys.getswitchinterval()
         sys.setswitchinterval(min(self.interval, SWITCHES))
         self.thread = threading.Thread(target=self.run, name="wds-stats", daemon=True)
-        self.thread.start()
+        try:
+            self.thread.start()
+        except RuntimeError as error:  # too many threads run, or the interpreter ends
+            self.end()
+            logger.warning("the times of stages are not known: %s", error)
 
     def end(self) -> None:
         self.thread = None
@@ -96,7 +100,9 @@ def leave(watched: Watched) -> None:
 
 def _start_anew() -> None:
     global _sampler
-    _sampler = _Sampler()
+    before, _sampler = _sampler, _Sampler()
+    if before.thread is not None:
+        before.end()  # its thread does not run here
 
 
 os.register_at_fork(after_in_child=_start_anew)

@@ -125,7 +125,19 @@ class Tally:
         end = self._find_end()
         if end is not None and id(end) != self._end:
             self._end = id(end)
+            before = self._texts, self._out, self._time, self._reads, self._out[-1] if self._out else 0
             self._note_graph(stages_in_order(end, self._without))
+            self._count_on(*before)
+
+    def _count_on(
+        self, texts: list[str], out: list[int], times: dict[int, float], reads: dict[int, float], items: int
+    ) -> None:
+        """Continues the counts of a graph that ``worker_reset_fn`` has replaced by one that begins with its stages."""
+        if out and texts == self._texts[: len(texts)]:
+            self._out[: len(out)] = out
+            self._out[-1] = items
+            self._time.update(times)
+            self._reads.update(reads)
 
     def end(self) -> None:
         """Ends the order."""

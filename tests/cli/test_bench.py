@@ -227,3 +227,22 @@ def pids_of_session(session: int) -> list[int]:
             if int(stat.read_text().rpartition(")")[2].split()[3]) == session:
                 found.append(int(stat.parent.name))
     return found
+
+
+def test_damage_is_skipped_on_request(tmp_path: Path) -> None:
+    """A field that does not decode ends the command, or is left out by ``--errors skip``."""
+    samples = [("a.jpg", b"no image"), ("b.cls", b"1"), ("c.cls", b"2")]
+    arguments = (
+        "bench",
+        "--seconds",
+        "0.1",
+        "--workers",
+        "0",
+        "--decode",
+        "pil",
+        write_tar(tmp_path / "x.tar", samples),
+    )
+    refused = run_wds(*arguments)
+    assert refused.status == 1
+    assert "skip such samples with --errors skip" in refused.err
+    assert run_wds(*arguments, "--errors", "skip").status == 0

@@ -75,7 +75,7 @@ class Engine:
             what = "num_workers must be at least 1" if context is None else "multiprocessing_context must be None"
             raise ValueError(f"{what} with pool=, whose workers are not processes of this machine")
         self.timeout = checked_timeout(timeout)
-        self.stall_after = checked_timeout(stall_after, "stall_after", zero="never say so")
+        self.stall_after = checked_timeout(stall_after, "stall_after", zero="never warn")
         self.trace = trace
         self._make_pool = pool or functools.partial(WorkerPool, context=context)
         self.seed = None if seed is None else checked_int("seed", seed, 0, 2**64 - 1)

@@ -13,7 +13,7 @@ from contextlib import suppress
 
 from torchdata_wds.cli.bench.charts import draw_chart
 from torchdata_wds.cli.bench.subjects import Subject, find_subject, is_function_name
-from torchdata_wds.cli.command import Command, UsageError, add_force, flag, option, positive_number
+from torchdata_wds.cli.command import Command, UsageError, add_force, choice, flag, option, positive_number
 from torchdata_wds.cli.map import function_name
 from torchdata_wds.cli.map.shard_tasks import error_text
 from torchdata_wds.cli.outputs import one_output, write_line, write_whole
@@ -39,6 +39,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "decode all fields, and images to this: rgb8, torchrgb, pil and so on (default: samples stay bytes)"
     option(group, "--decode", "IMAGES", text)
     option(group, "--batch", "N", "samples in a batch (default: 64)", positive_number)
+    text = "on damage: stop, or skip what is lost with a warning (default: stop)"
+    choice(group, "--errors", ("stop", "skip"), text, "stop")
     group = parser.add_argument_group("measuring")
     text = f"how long to measure in all; the start of workers comes on top (default: {_SECONDS:g})"
     option(group, "--seconds", "S", text, _seconds, default=_SECONDS)
@@ -74,8 +76,8 @@ def _picture_name(text: str) -> str:
 
 def _run(arguments: argparse.Namespace) -> int:
     is_function = is_function_name(arguments.shards)
-    if is_function and not (arguments.decode is None and arguments.batch is None):
-        raise UsageError("--decode and --batch are for shards: the function decides what its pipe does")
+    if is_function and not (arguments.decode is None and arguments.batch is None and arguments.errors == "stop"):
+        raise UsageError("--decode, --batch and --errors are for shards: the function decides what its pipe does")
     for output in (arguments.json, arguments.chart):  # before it takes time
         if output not in (None, STDIN) and not arguments.force and is_local(output) and os.path.lexists(output):
             raise FileExistsError(f"{printable(output)} already exists: pass another name, or --force to replace it")

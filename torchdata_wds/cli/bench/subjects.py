@@ -16,6 +16,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 from torchdata_wds.cli.command import UsageError, usage_checked
 from torchdata_wds.cli.inputs import list_all_inputs
 from torchdata_wds.cli.map import FUNCTION_NAME, load_function
+from torchdata_wds.handlers import reraise_exception, warn_and_continue
 from torchdata_wds.pipes.samples.collate import wds_collate
 from torchdata_wds.storage import mask_url
 from torchdata_wds.storage.urls import STDIN
@@ -69,10 +70,12 @@ def _pipe_of_shards(arguments: argparse.Namespace) -> Subject:
     urls = list_all_inputs(arguments)
     if STDIN in urls:
         raise UsageError("the shards are read several times, and standard input ('-') can be read only once")
-    pipe: Any = IterableWrapper(urls, deepcopy=False).shuffle().sharding_filter().load_wds_shards().group_by_key()
+    handler = warn_and_continue if arguments.errors == "skip" else reraise_exception
+    pipe: Any = IterableWrapper(urls, deepcopy=False).shuffle().sharding_filter()
+    pipe = pipe.load_wds_shards(handler=handler).group_by_key(handler=handler)
     if arguments.decode is not None:
         with usage_checked():
-            pipe = pipe.wds_decode(arguments.decode)
+            pipe = pipe.wds_decode(arguments.decode, handler=handler)
     pipe = pipe.batch(arguments.batch or _BATCH)
     if arguments.decode is not None:
         pipe = pipe.collate(collate_if_alike)

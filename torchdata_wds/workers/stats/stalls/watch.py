@@ -68,7 +68,8 @@ class StallWatch:
         """Returns the text of the error for a worker that sent nothing within `timeout` seconds."""
         return (
             f"{self._alarm.rank}worker {number} of {self._workers} did not send its next item within "
-            f"timeout={self.timeout} s: its source is slow or stuck. A larger timeout waits longer, timeout=0 forever. "
+            f"timeout={self.timeout} s: it or its source is slow or stuck. "
+            "A larger timeout waits longer, timeout=0 forever. "
             f"What the workers are at:\n{describe(self._states(), number, self.timeout)}"
         )
 

@@ -98,3 +98,36 @@ def test_urls_may_be_of_a_subclass_of_str(tmp_path: Path) -> None:
     with WdsLoader(IterableWrapper([url]).load_wds_shards().group_by_key(), 1) as loader:
         assert len(list(loader)) == 3
         assert loader.stats().total.sources[0].slowest == url
+
+
+class Unwatched:
+    """Leaves when the garbage collector finds it, as loaders of an abandoned generator do."""
+
+    interval = sampler.INTERVAL
+
+    def __del__(self) -> None:
+        sampler.leave(self)
+
+    def tick(self, _frames: Any, _seconds: float) -> None:
+        """Does nothing."""
+
+
+def test_leaving_needs_no_lock() -> None:
+    """The collector may run in the thread that holds it."""
+    with sampler._sampler.lock:
+        Unwatched()
+
+
+def test_one_that_leaves_while_all_are_listed_does_no_harm() -> None:
+    """The list is made again."""
+    own = sampler._Sampler()
+    attempts = iter([RuntimeError("Set changed size during iteration"), None])
+
+    class Changing(list[Any]):
+        def __iter__(self) -> Any:
+            if (error := next(attempts)) is not None:
+                raise error
+            return super().__iter__()
+
+    own.watched = Changing([1])  # type: ignore[assignment]
+    assert own.listed() == [1]

@@ -57,13 +57,20 @@ class _Sampler:
         if sys.getswitchinterval() == SWITCHES:
             sys.setswitchinterval(self.interval)
 
+    def listed(self) -> list[Watched]:
+        while True:
+            try:
+                return list(self.watched)
+            except RuntimeError:  # one has left meanwhile
+                continue
+
     def run(self) -> None:
         last, pause = time.perf_counter(), INTERVAL
         while True:
             time.sleep(pause)
             now = time.perf_counter()
             with self.lock:
-                watched = list(self.watched)
+                watched = self.listed()
                 if not watched:
                     self.end()
                     return
@@ -94,8 +101,8 @@ def watch(watched: Watched) -> None:
 
 def leave(watched: Watched) -> None:
     """Stops telling an object."""
-    with _sampler.lock:  # the thread may be listing them
-        _sampler.watched.discard(watched)
+    # Without the lock: a finalizer may call this, in the thread that holds it.
+    _sampler.watched.discard(watched)
 
 
 def _start_anew() -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Iterable
-from opcode import opmap
 from types import CodeType, FrameType
 from typing import Any, Final, NamedTuple
 
@@ -23,7 +21,6 @@ _OURS = "torchdata_wds.pipes."
 # What a frame can tell.
 _NOTHING, _PIPE_OF_HOOK, _PIPE_OF_SELF, _READS, _DECODES, _SENDS, _BORDER = range(7)
 _MOST_KNOWN = 50_000
-_RESUME = opmap["RESUME"]  # at which Python tells a tracing function of a call
 
 SENDING: Final = -1  # in place of a stage's number: the thread packs items for the main process
 
@@ -61,7 +58,6 @@ class StageFinder:
     def spot(self, frame: FrameType | None) -> Spot | None:
         """Returns where the thread is whose innermost frame this is; None if it is in no stage."""
         reads: bool | None = None  # as the innermost frame of the storage says
-        inner = None
         while frame is not None:
             role = _role(frame)
             if role in (_READS, _DECODES):
@@ -71,10 +67,10 @@ class StageFinder:
             elif role == _BORDER:
                 return None
             elif role != _NOTHING:
-                number = self._numbers.get(id(_pipe_of(frame, role, inner)))
+                number = self._numbers.get(id(_pipe_of(frame, role)))
                 if number is not None:
                     return Spot(number, bool(reads))
-            inner, frame = frame, frame.f_back
+            frame = frame.f_back
         return None
 
 
@@ -109,30 +105,11 @@ def _new_role(frame: FrameType) -> int:
     return _NOTHING
 
 
-def _pipe_of(frame: FrameType, role: int, inner: FrameType | None) -> Any:
+def _pipe_of(frame: FrameType, role: int) -> Any:
+    # Up to Python 3.12 this is a copy, which keeps the frame's items alive until the next look. It must not be changed:
+    # Python sets the frame's own variables from it when a debugger or profiler returns.
     values = frame.f_locals
     if role == _PIPE_OF_SELF:
-        pipe = values.get("self")
-    else:
-        args = values.get("args")  # read once: another thread that looks at this frame may clear them
-        pipe = args[0] if args else getattr(values.get("self"), "datapipe", None)
-    if sys.version_info < (3, 13) and not _may_be_traced(frame, inner):
-        values.clear()  # a copy, which would keep an item alive
-    return pipe
-
-
-def _may_be_traced(frame: FrameType, inner: FrameType | None) -> bool:
-    """Returns whether a debugger or profiler may be looking at a frame; `inner` is the frame that it has called."""
-    # When the function of sys.settrace or sys.setprofile returns, Python sets the frame's variables from the copy.
-    if frame.f_trace is not None or (frame.f_lasti >= 0 and frame.f_code.co_code[frame.f_lasti] == _RESUME):
-        return True
-    if inner is None or not _may_trace(inner.f_code):
-        return False
-    held = inner.f_locals.values()
-    return any(value is frame or (type(value) is tuple and any(part is frame for part in value)) for value in held)
-
-
-def _may_trace(code: CodeType) -> bool:
-    """Returns whether a function may be called with frame, event and argument."""
-    takes_three = code.co_argcount >= 3 or code.co_flags & inspect.CO_VARARGS
-    return bool(takes_three and not code.co_flags & inspect.CO_GENERATOR)
+        return values.get("self")
+    arguments = values.get("args")
+    return arguments[0] if arguments else getattr(values.get("self"), "datapipe", None)

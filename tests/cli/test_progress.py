@@ -72,9 +72,9 @@ def test_bar_shows_shards_samples_bytes_and_time_when_local_shards_are_read(
 @pytest.mark.parametrize(
     ("command", "shown"),
     [
-        ("index shard-*.tar", "100% 3 of 3 shards, 5 samples"),
+        pytest.param("index shard-*.tar", "100% 3 of 3 shards, 5 samples", marks=pytest.mark.slow),  # starts processes
         ("validate shard-*.tar", "100% 3 of 3 shards, 5 samples"),
-        ("stats shard-*.tar", "100% 3 of 3 shards, 5 samples"),
+        pytest.param("stats shard-*.tar", "100% 3 of 3 shards, 5 samples", marks=pytest.mark.slow),
         ("sort shard-*.tar -o sorted.tar", "100% 5 of 5 samples written"),
         ("cat shard-*.tar --slice 1:3 -o two.tar", "100% 2 of 2 samples"),
         ("cat shard-*.tar --order 1 -o ordered.tar", "100% 5 of 5 samples"),
@@ -100,7 +100,7 @@ def test_bar_is_shown_when_a_command_reads_or_writes_shards(
     assert last_bar(drafts).startswith(shown)
 
 
-@pytest.mark.parametrize("command", ["index", "cat -o all.tar"])
+@pytest.mark.parametrize("command", [pytest.param("index", marks=pytest.mark.slow), "cat -o all.tar"])
 def test_nothing_is_shown_when_standard_error_is_not_a_terminal(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -153,6 +153,7 @@ def test_c_code_is_named_when_it_holds_the_interpreter(monkeypatch: pytest.Monke
     assert f"in hold_interpreter, line {line_of('ctypes.PyDLL(None).pause()')} of" in text
 
 
+@pytest.mark.slow
 def test_stopped_worker_is_named_and_does_not_hold_up_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
     """The others' stacks are there all the same."""
     monkeypatch.setattr(link, "_PATIENCE", 0)  # it is killed at once

@@ -6,7 +6,7 @@ import functools
 import inspect
 import re
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -160,6 +160,12 @@ def form_name(pipe: DataPipe) -> str:
 def form_of(pipe: DataPipe) -> tuple[str, type]:
     """Returns the functional name of a pipe's class, or "", and the class that has its constructor."""
     own = type(pipe)
+    return _form_of(own, len(own.functions))
+
+
+@functools.lru_cache(maxsize=1024)
+def _form_of(own: Any, _: int) -> tuple[str, type]:
+    """Finds the form of a class; again once there are more forms."""
     named = own.__name__.removeprefix("_"), own.__module__  # fork and demux make pipes of private classes
     for form, function in own.functions.items():
         cls: type = (getattr(function, "args", None) or (type(None),))[0]  # the class, inside a functools.partial
@@ -172,7 +178,7 @@ def _arguments(pipe: DataPipe, without: Collection[str], drawn: Collection[int])
     is_ours = type(pipe).__module__.startswith("torchdata_wds.")
     held = vars(pipe)
     in_place = True  # whether no argument before this one was left out
-    for name, parameter in inspect.signature(form_of(pipe)[1]).parameters.items():
+    for name, parameter in _parameters(form_of(pipe)[1]).items():
         key = next((key for key in (name, f"_{name}", _HELD_AS.get(name)) if key in held), "")
         value: Any = held.get(key, parameter.empty)
         if id(value) in drawn or _holds(value, drawn):
@@ -188,6 +194,11 @@ def _arguments(pipe: DataPipe, without: Collection[str], drawn: Collection[int])
             yield _value_of(name, value)
         elif not _is_default(value, parameter.default):
             yield f"{name}={_value_of(name, value)}"
+
+
+@functools.lru_cache(maxsize=1024)
+def _parameters(own: type) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(own).parameters
 
 
 def _holds(value: Any, pipes: Collection[int]) -> bool:

@@ -102,6 +102,7 @@ def test_stats_names_what_is_odd_with_examples(shard: str) -> None:
     assert "1 shard is not sorted by key: odd1" in done.text
 
 
+@pytest.mark.slow
 def test_stats_finds_duplicates_and_repeated_keys_over_shards(tmp_path: Path) -> None:
     """All fields the same, or only the largest."""
     image, other = jpeg_bytes(1), jpeg_bytes(2)
@@ -126,6 +127,7 @@ def test_stats_finds_duplicates_and_repeated_keys_over_shards(tmp_path: Path) ->
     assert "2 samples repeat all content of an earlier one: 1 group\n" in text
 
 
+@pytest.mark.slow
 def test_stats_is_the_same_for_every_way_to_read(tmp_path: Path, shard: str) -> None:
     """Two processes, a compressed shard, standard input, a server, and a slice that takes everything."""
     urls = write_text_shards(tmp_path, (30, 0, 7))
@@ -150,7 +152,9 @@ def test_stats_is_the_same_for_every_way_to_read(tmp_path: Path, shard: str) -> 
     ]
 
 
-@pytest.mark.parametrize("options", [("-p", 2), ("-p", 1), ("--slice", "0:")], ids=str)
+@pytest.mark.parametrize(
+    "options", [pytest.param(("-p", 2), marks=pytest.mark.slow), ("-p", 1), ("--slice", "0:")], ids=str
+)
 def test_stats_stops_at_damage_or_skips_it(tmp_path: Path, options: tuple[object, ...]) -> None:
     """With the samples before it, a message, and status 1."""
     good, bad = write_text_shards(tmp_path, (3, 5))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from torchdata_wds.workers.shared_copies import SharedByCopies
 from torchdata_wds.workers.stats.figures import At, Figures
 from torchdata_wds.workers.stats.graph_facts import machine_load
 from torchdata_wds.workers.stats.loader_stats import LoaderStats, log_epoch, logs_epochs
-from torchdata_wds.workers.stats.moments import Messages, Moment
+from torchdata_wds.workers.stats.moments import Messages, Moment, Skipped
 from torchdata_wds.workers.stats.sampling.snapshot import Snapshot
 from torchdata_wds.workers.stats.sampling.tally import Tally
 from torchdata_wds.workers.stats.sinks import StatsSinks
@@ -25,7 +26,7 @@ class _Asked(SharedByCopies):
     def __init__(self) -> None:
         super().__init__()
         self.running: Callable[[], Collector | None] = lambda: None  # must not keep the workers alive
-        self.last: LoaderStats | None = None
+        self.last: Callable[[], LoaderStats] | None = None  # makes the figures of the last epoch
         self.sinks = StatsSinks()
 
 
@@ -85,7 +86,7 @@ class Collector:
         was_running = self._is_running
         self.stop()
         if was_running and self._asked.last is not None and logs_epochs():
-            log_epoch(self._asked.last)
+            log_epoch(self._asked.last())
 
     def stop(self) -> None:
         """Keeps the figures of an epoch that will not go on."""
@@ -95,7 +96,7 @@ class Collector:
             if self._trace is not None:
                 self._trace.end()
             self._asked.sinks.end()
-            self._asked.last = self.between(self._asked_last, self.moment())
+            self._asked.last = self._making(self._asked_last, self.moment())
             self._is_running = False
 
     def main_at(self) -> At | None:
@@ -115,18 +116,18 @@ class Collector:
             found = running.between(running._asked_last, now)
             running._asked_last = now
             return found
-        return self._asked.last or LoaderStats(0, self._rank, Figures(), Figures(), self._facts)
+        last = self._asked.last
+        return LoaderStats(0, self._rank, Figures(), Figures(), self._facts) if last is None else last()
 
     def between(self, since: Moment, now: Moment) -> LoaderStats:
         """Returns the figures of this epoch up to a moment, and those since another one."""
+        return self._making(since, now)()
+
+    def _making(self, since: Moment, now: Moment) -> Callable[[], LoaderStats]:
+        """Returns what makes the figures, which takes longer than a short epoch and may never be asked for."""
+        options = {**self._facts, "ahead": self._ahead(now), "load": machine_load()}
         skipped = self._skips.counts(by_rule=True)
-        return LoaderStats(
-            self._epoch,
-            self._rank,
-            now.figures_since(self._begun, skipped),
-            now.figures_since(since, skipped),
-            {**self._facts, "ahead": self._ahead(now), "load": machine_load()},
-        )
+        return partial(_stats, self._epoch, self._rank, (self._begun, since, now), skipped, options)
 
     def moment(self) -> Moment:
         """Returns what is known now."""
@@ -143,3 +144,10 @@ class Collector:
         """Returns how many items the workers have made that were not taken yet, as far as they have told."""
         made = sum(later.items - earlier.items for later, earlier in now.pairs(self._begun))
         return max(made - sum(run.streams.taken for run in self._graph.runs), 0) if self._graph.workers else 0
+
+
+def _stats(
+    epoch: int, rank: int, moments: tuple[Moment, Moment, Moment], skipped: Skipped, options: Mapping[str, int]
+) -> LoaderStats:
+    begun, since, now = moments
+    return LoaderStats(epoch, rank, now.figures_since(begun, skipped), now.figures_since(since, skipped), options)

@@ -23,7 +23,7 @@ class Fault(NamedTuple):
         kind: "drop" (the connection ends), "reset", "stall", "status", "overstate" or "understate" (the length),
             "whole" (Range is ignored), "change" (the object is another from now on), "redirect", "silent" (no answer),
             "garbage" (no HTTP), "elsewhere" (another part than asked for), "less" (a shorter part than asked for),
-            "more" (bytes behind the part that was asked for), "late" (the answer comes late), "slow" (the body comes in
+            "more" (bytes after the part that was asked for), "late" (the answer comes late), "slow" (the body comes in
             pieces, each late).
         until: "drop", "reset", "stall": the byte of the object where it happens.
         after: The same, counted from the beginning of the answer, where `until` is not given.

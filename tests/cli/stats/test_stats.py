@@ -67,7 +67,7 @@ def test_stats_counts_what_the_standard_library_reads(shard: str) -> None:
 
 
 def test_stats_reads_sizes_and_modes_of_images_from_their_headers(shard: str) -> None:
-    """Also of 16 bits; one that is none is counted, with the reason."""
+    """Those of 16 bits too; a file that is not an image is counted, with the reason."""
     fields = {field["field"]: field["images"] for field in figures_of(shard)["fields"]}
     assert (fields["jpg"]["images"], fields["jpg"]["failed"]) == (12, 1)
     assert fields["jpg"]["kinds"] == [["JPEG", "RGB", 12]]

@@ -1,4 +1,4 @@
-"""Profiles of graphs: times by stage that are true, runs by the number of workers, and nothing left behind."""
+"""Profiles of graphs: times by stage that are true, runs by the number of workers, and everything closed."""
 
 import hashlib
 import importlib

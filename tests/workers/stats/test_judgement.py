@@ -268,7 +268,7 @@ def test_ranks_are_compared_when_there_are_several() -> None:
     text = RankStats(LoaderStats(0, rank, *[found] * 2) for rank, found in enumerate([fast, slow, fast])).report()
     assert len([line for line in text.splitlines() if line[:1].isdigit()]) == 3
     assert "Rank 1: The training loop waits 60 %" in " ".join(text.split())
-    assert RankStats().report() == "There are no figures of any rank."
+    assert RankStats().report() == "No rank has any figures."
 
 
 def test_stats_are_plain_values() -> None:

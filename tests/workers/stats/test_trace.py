@@ -262,4 +262,4 @@ def test_events_begin_at_zero() -> None:
         ("cut", 0, 500_000),
         ("new", 500_000, 500_000),
     ]
-    assert events[1]["args"] == {"detail": "\udc80.tar"}  # a file name that is no text
+    assert events[1]["args"] == {"detail": "\udc80.tar"}  # a file name that is not valid text

@@ -78,7 +78,7 @@ class RankStats(list[LoaderStats]):
     def report(self) -> str:
         """Writes a table with a row for each rank, and a sentence about the rank whose loader is waited for longest."""
         if not self:
-            return "There are no figures of any rank."
+            return "No rank has any figures."
         lines = rank_lines([(stats.rank, stats.total, stats.verdict()) for stats in self])
         slowest = self[slowest_rank([stats.total for stats in self])]
         return "\n".join([*lines, "", *wrapped(f"Rank {slowest.rank}: {slowest.sentence()}")])

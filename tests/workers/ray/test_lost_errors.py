@@ -8,7 +8,7 @@ from unittest.mock import Mock
 import pytest
 
 from torchdata_wds.workers.ray.actor_link import ActorLink
-from torchdata_wds.workers.ray.losses import ActorPlace, LostActorError, lost
+from torchdata_wds.workers.ray.losses import ActorPlace, LostActorError, earlier, lost
 
 ray: Any = pytest.importorskip("ray")
 errors = ray.exceptions
@@ -68,11 +68,26 @@ def test_actors_that_never_run_are_replaced_ever_more_slowly(monkeypatch: pytest
     """At first at once; a cluster takes some seconds to notice that a node has gone."""
     pauses: list[float] = []
     monkeypatch.setattr(time, "sleep", pauses.append)
+    loss = LostActorError("The actor never ran", None)
     link = ActorLink(Mock(exceptions=Mock(RayError=errors.RayError)), 0, 1, 2, Mock(), "num_cpus=1", None)
+    link.replace(LostActorError("its node has died", PLACE))
     for _ in range(20):
-        link.replace(never_ran=True)
-    assert link.replaced == 0
+        assert not link.is_hopeless(loss, 1)
+        link.replace(loss)
+    assert link.replaced == 1
     assert pauses[:3] == [0.1, 0.2, 0.4]
     assert sum(pauses) > 40
-    link.replace(never_ran=True)
-    assert link.replaced == 1
+    assert link.is_hopeless(loss, 1)
+    link.replace(loss)
+    assert link.replaced == 2
+
+
+def test_earlier_causes_are_told_once_each() -> None:
+    """Ray's ids differ from one to the next."""
+    causes = [
+        "actor 0ff27fcac7654c13e8f40bbe01000000 was killed",
+        "no room",
+        "actor 9c0bbe01000000ff27fcac76 was killed",
+    ]
+    assert earlier(causes) == "; before that: actor 9c0bbe01000000ff27fcac76 was killed; before that: no room"
+    assert earlier([]) == ""

@@ -13,7 +13,7 @@ from torchdata_wds.pipes.resume_facts import Facts
 from torchdata_wds.workers.processes.messages import Envelope, Message
 from torchdata_wds.workers.processes.shared_memory import Limits
 from torchdata_wds.workers.ray.actor_stacks import stacks_of
-from torchdata_wds.workers.ray.losses import ActorPlace, LostActorError, lost
+from torchdata_wds.workers.ray.losses import ActorPlace, LostActorError, lost, shortened
 from torchdata_wds.workers.ray.node_memory import MappedMemory, Meeting
 from torchdata_wds.workers.stats.sampling.snapshot import Snapshot
 from torchdata_wds.workers.stats.stalls.watch import StallWatch
@@ -59,6 +59,7 @@ class ActorLink(StreamLink):
         self.is_large = False  # whether the last message was in the object store
         self.replaced = 0  # how often in a row the actor was replaced, without an item in between
         self._snapshot: Snapshot | None = None
+        self.causes: list[str] = []  # why actors were replaced since the last item
         self._unplaced = 0  # how many of its actors were placed on a node that had gone
         self._avoided: str | None = None  # the node on which the last actor was lost
         self._start()
@@ -83,12 +84,20 @@ class ActorLink(StreamLink):
         self.stream = self._actor.messages.options(**options).remote(*sent, self._last, keeps_facts, self._meeting)
         self._memory.trim()
 
-    def replace(self, *, never_ran: bool) -> None:
+    def is_hopeless(self, loss: LostActorError, most: int) -> bool:
+        """Returns whether the actor was replaced `most` times in a row, and this loss counts too."""
+        return self.replaced >= most and self._counts(loss)
+
+    def _counts(self, loss: LostActorError) -> bool:
+        return not loss.never_ran or self._unplaced >= _MOST_UNPLACED
+
+    def replace(self, loss: LostActorError) -> None:
         """Starts another actor in place of this one, which counts unless that was placed on a node that had gone."""
-        if never_ran and self._unplaced:  # the cluster takes up to 20 s to notice what has gone
+        self.causes.append(shortened(str(loss)))
+        self.replaced += self._counts(loss)
+        if loss.never_ran and self._unplaced:  # the cluster takes up to 20 s to notice what has gone
             time.sleep(min(_PAUSE * 2.0 ** (self._unplaced - 1), _LONGEST_PAUSE))
-        self._unplaced += never_ran
-        self.replaced += not never_ran or self._unplaced > _MOST_UNPLACED
+        self._unplaced += loss.never_ran
         self._avoided = self.place.node if self.place else self._avoided
         self.has_reported, self.first_order = False, None
         self._drop_message()
@@ -126,6 +135,7 @@ class ActorLink(StreamLink):
         message = Message(envelope._replace(pieces=pieces), self._lease(segments))
         if envelope.ends:
             self.replaced = self._unplaced = 0
+            self.causes.clear()
         return message
 
     def snapshot(self) -> Snapshot | None:

@@ -17,7 +17,7 @@ from torchdata_wds.workers.processes.messages import LARGE
 from torchdata_wds.workers.processes.worker import GRACE, Imports, WorkerGraph
 from torchdata_wds.workers.ray.actor_link import ActorLink, states_of
 from torchdata_wds.workers.ray.cluster import Cluster, checked_address, import_ray
-from torchdata_wds.workers.ray.losses import LostActorError, shortened
+from torchdata_wds.workers.ray.losses import LostActorError, earlier, shortened
 from torchdata_wds.workers.ray.node_memory import MeetingPoint
 from torchdata_wds.workers.ray.placement import away_from
 from torchdata_wds.workers.resume.checkpoints import Streams
@@ -222,11 +222,12 @@ class ActorPool(StreamPool):
         lost = {number: loss, **self._lost_beside(number, loss)}
         names = ", ".join(map(str, lost))
         place = loss.place or "a node that it had not reached"
-        if any(self._links[other].replaced >= self._settings.max_restarts for other in lost):
-            times = self._settings.max_restarts + 1
+        most = self._settings.max_restarts
+        if any(self._links[other].is_hopeless(reason, most) for other, reason in lost.items()):
+            before = earlier(cause for other in lost for cause in self._links[other].causes)
             raise RuntimeError(
-                f"worker {names} of {self._num_workers} was lost {times} times in a row without an item in between, "
-                f"the last time on {place}. Ray says: {loss}"
+                f"worker {names} of {self._num_workers} was lost {most + 1} times in a row without an item in between, "
+                f"the last time on {place}. Ray says: {str(loss).rstrip('.')}{before}"
             ) from loss
         logger.warning(
             "lost the %s on %s: %s. Others take their place, and their streams go on at the first item that was not "
@@ -235,7 +236,7 @@ class ActorPool(StreamPool):
             *(place, shortened(str(loss))),
         )
         for other, reason in lost.items():
-            self._links[other].replace(never_ran=reason.never_ran)
+            self._links[other].replace(reason)
         self._settings.note_restarts(len(lost))
         # Ray's own frames hold the error and what the lost stream had made ahead, in a cycle.
         for reason in lost.values():

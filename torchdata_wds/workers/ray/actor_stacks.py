@@ -13,7 +13,7 @@ from torchdata_wds.workers.ray.losses import ActorPlace
 from torchdata_wds.workers.ray.node_memory import path_of
 from torchdata_wds.workers.stats.stalls.stack_file import StackFile, collect, state_of
 
-_TASK = 15.0  # how many seconds a task may take, which Ray may have to start a process for
+_TASK = 30.0  # how many seconds a task may take, which Ray may have to start a process for
 
 
 class Answer(NamedTuple):

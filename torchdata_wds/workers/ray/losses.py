@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+_ID = re.compile(r"\b[0-9a-f-]{12,}\b")
 _LONGEST = 400
 _NEVER_RAN = "never ran"  # in Ray's words
 
@@ -47,6 +50,12 @@ def shortened(text: str) -> str:
     """Returns the beginning of what Ray says, which may be pages, without a period."""
     text = text.rstrip(".")
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."
+
+
+def earlier(causes: Iterable[str]) -> str:
+    """Returns the end of a message that says why actors were lost before; of causes that differ in ids only, one."""
+    kinds = {_ID.sub("", cause): cause for cause in causes}
+    return "".join(f"; before that: {cause}" for cause in kinds.values())
 
 
 def is_lasting(ray: Any, error: Exception) -> bool:

@@ -26,7 +26,9 @@ from torchdata_wds.workers.stats.tracing.track import INTERVAL, Track, most_even
 
 logger = logging.getLogger(__name__)
 
-_PUBLISH = 10  # after how many looks a snapshot is published
+_PUBLISH = 0.45  # seconds after which a snapshot is published
+_FLUSH = 10  # after how many looks a trace is written
+_ENOUGH = 100  # after how many looks there are 5 a second, not 20: shares of the time are about right by then
 _NEWS = 0.1  # seconds after which one is published if the worker is blocked
 _SEARCH = 20  # after how many looks all threads are searched for stages, not only those that had some
 
@@ -119,7 +121,9 @@ class Tally:
     @property
     def interval(self) -> float:
         """The number of seconds between two looks."""
-        return sampler.INTERVAL if self.track is None else INTERVAL
+        if self.track is not None:
+            return INTERVAL
+        return sampler.INTERVAL if self._looks < _ENOUGH else 4 * sampler.INTERVAL
 
     def _find_graph(self) -> None:
         end = self._find_end()
@@ -189,7 +193,7 @@ class Tally:
             self._spot = working[0]
         if self.track is not None:
             self._note_look(self.track, seconds)
-        if self._looks % _PUBLISH == 0:
+        if time.perf_counter() - self._told_at >= _PUBLISH:
             self._tell()
 
     def _note_look(self, track: Track, seconds: float) -> None:
@@ -197,7 +201,7 @@ class Tally:
         if spot is not None and not self._blocked_since:
             stage = "sending items" if spot.stage == SENDING else self._texts[spot.stage]
             track.look(stage, now - seconds, now, reads=spot.reads)
-        if self._looks % _PUBLISH == 0:
+        if self._looks % _FLUSH == 0:
             track.flush()
         if not track.is_running:
             self.track = None

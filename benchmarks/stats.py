@@ -33,7 +33,7 @@ COLUMNS = {
     "kind": "{kind}",
     "contender": "{contender}",
     "CPU µs/sample": "{microseconds:,.2f}",
-    "more than off": "{overhead:+.2f} %",
+    "more than off": "{overhead:+.2f}%",
 }
 TITLE = "Figures on and off: CPU time a sample, medians, and the ratio of medians"
 

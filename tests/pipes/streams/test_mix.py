@@ -186,7 +186,7 @@ def test_wds_mix_ends_with_the_finite_source_when_another_is_endless() -> None:
 
 
 def test_wds_mix_holds_its_weights_when_many_items_are_drawn() -> None:
-    """Within 2 % of each source's share, over 100,000 draws; weights need not add up to 1."""
+    """Within 2% of each source's share, over 100,000 draws; weights need not add up to 1."""
     weights = {"a": 5.0, "b": 3, "c": 2}
     sources = [Endless(name) for name in weights]
     pipe = sources[0].wds_mix(*sources[1:], weights=list(weights.values()), stop="first").set_seed(0)

@@ -27,35 +27,35 @@ def profile_of(*runs: WorkersProfile, **options: Any) -> PipeProfile:
 @pytest.mark.parametrize(
     ("rates", "step_rate", "expected"),
     [
-        ((), None, "wds_decode('rgb8') takes 71 % of the time."),
+        ((), None, "wds_decode('rgb8') takes 71% of the time."),
         (
             (10, 9.8, 18, 19),
             None,
-            "wds_decode('rgb8') takes 71 % of the time; 1 worker gives 0.98 x, 2 give 1.8 x, 4 give 1.9 x the rate of "
+            "wds_decode('rgb8') takes 71% of the time; 1 worker gives 0.98 x, 2 give 1.8 x, 4 give 1.9 x the rate of "
             "none, on 2 processors. 2 workers are enough.",
         ),
         (
             (10, 9.8),
             5,
-            "wds_decode('rgb8') takes 71 % of the time; 1 worker gives 0.98 x the rate of none, on 2 processors. "
+            "wds_decode('rgb8') takes 71% of the time; 1 worker gives 0.98 x the rate of none, on 2 processors. "
             "No workers are needed for the step: the loader makes 2 x what it takes.",
         ),
         (
             (10, 15, 18),
             12,
-            "wds_decode('rgb8') takes 71 % of the time; 1 worker gives 1.5 x, 2 give 1.8 x the rate of none, on 2 "
+            "wds_decode('rgb8') takes 71% of the time; 1 worker gives 1.5 x, 2 give 1.8 x the rate of none, on 2 "
             "processors. 1 worker is enough for the step: the loader makes 1.2 x what it takes.",
         ),
         (
             (10, 9.8),
             9.9,
-            "wds_decode('rgb8') takes 71 % of the time; 1 worker gives 0.98 x the rate of none, on 2 processors. "
+            "wds_decode('rgb8') takes 71% of the time; 1 worker gives 0.98 x the rate of none, on 2 processors. "
             "Workers do not make it faster. With no worker, the loader makes 1 x what the step takes.",
         ),
         (
             (10, 18),
             36,
-            "wds_decode('rgb8') takes 71 % of the time; 1 worker gives 1.8 x the rate of none, on 2 processors. "
+            "wds_decode('rgb8') takes 71% of the time; 1 worker gives 1.8 x the rate of none, on 2 processors. "
             "More workers may be faster still. With 1 worker, the loader makes 0.5 x what the step takes: training "
             "waits for data.",
         ),
@@ -77,9 +77,9 @@ def words(line: str) -> str:
 def test_the_report_has_a_row_for_each_stage_and_run() -> None:
     """Numbers have units; the share of reading is shown where it matters."""
     lines = profile_of(run_of(0, 10), run_of(2, 18)).report().splitlines()
-    assert words(lines[1]) == "load_wds_shards().group_by_key() 312 us 19 % 75 % 3,200/s"
+    assert words(lines[1]) == "load_wds_shards().group_by_key() 312 us 19% 75% 3,200/s"
     assert lines[3].startswith("batch(64) (thread)")
-    assert words(lines[4]) == "(the loader itself) 2 %"
+    assert words(lines[4]) == "(the loader itself) 2%"
     assert words(lines[6]) == "workers items/s samples/s first item processors memory"
     assert words(lines[8]) == "2 18 1,152 250 ms 0.9 250.0 MB"
 

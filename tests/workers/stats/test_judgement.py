@@ -267,7 +267,7 @@ def test_ranks_are_compared_when_there_are_several() -> None:
     slow, fast = figures(0.6, workers(READS), server()), figures(0.0, workers(AHEAD), stage())
     text = RankStats(LoaderStats(0, rank, *[found] * 2) for rank, found in enumerate([fast, slow, fast])).report()
     assert len([line for line in text.splitlines() if line[:1].isdigit()]) == 3
-    assert "Rank 1: The training loop waits 60 %" in " ".join(text.split())
+    assert "Rank 1: The training loop waits 60%" in " ".join(text.split())
     assert RankStats().report() == "No rank has any figures."
 
 

@@ -35,7 +35,7 @@ class LoaderStats:
         >>> from torchdata_wds.workers.stats.figures import Figures, Waits
         >>> figures = Figures(10.0, items=300, waits=Waits(count=300, waited=0.1, elsewhere=9.9))
         >>> LoaderStats(0, 0, figures, figures).sentence()
-        'The training step is the limit: it waits 1 % of its time for the loader.'
+        'The training step is the limit: it waits 1% of its time for the loader.'
     """
 
     epoch: int

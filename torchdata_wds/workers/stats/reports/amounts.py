@@ -42,9 +42,9 @@ def share_text(share: float) -> str:
 
     Example:
         >>> share_text(0.384), share_text(0.001)
-        ('38 %', '<1 %')
+        ('38%', '<1%')
     """
-    return "<1 %" if 0 < share < 0.005 else f"{share:.0%}".replace("%", " %")
+    return "<1%" if 0 < share < 0.005 else f"{share:.0%}"
 
 
 def rate_text(count: float, seconds: float) -> str:

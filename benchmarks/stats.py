@@ -3,9 +3,9 @@
     python benchmarks/stats.py [--quick] [--kind KIND ...] [--rounds N] [--json FILE] [--chart FILE]
 
 "On" is the package as it is. "Off" takes out the thread that looks at stacks, the clocks of `next(loader)` and of
-sources, and the snapshots. Two loaders take turns, an epoch each, and every second turn begins with the other one, so
-that a machine that is slower for a while is so for both. The CPU time is that of this process and of the loader's
-workers: other programs have less influence on it than on the time of a clock.
+sources, and the snapshots. Both take turns, an epoch each, and every second turn begins with the other one, so that a
+machine that is slower for a while is so for both. The CPU time is that of this process and of the loader's workers:
+other programs have less influence on it than on the time of a clock.
 """
 
 from __future__ import annotations
@@ -103,12 +103,10 @@ def turned_off() -> Iterator[None]:
 
 
 class Side:
-    """A loader that is run one epoch at a time, with figures or without."""
+    """A loader that is run one epoch at a time, inside a context: with figures or without."""
 
-    def __init__(self, case: Case, context: Callable[[], AbstractContextManager[None]]) -> None:
-        self._size, self._context = case.size, context
-        method = "fork" if case.workers else None
-        self.loader = WdsLoader(case.graph, case.workers, seed=1, multiprocessing_context=method)
+    def __init__(self, loader: WdsLoader, case: Case, context: Callable[[], AbstractContextManager[None]]) -> None:
+        self._loader, self._size, self._context = loader, case.size, context
         others = set(active_children())
         self._clocks = [time.CLOCK_PROCESS_CPUTIME_ID]
         self.run()  # starts the workers, and takes memory for the first time
@@ -118,11 +116,16 @@ class Side:
         """Runs an epoch."""
         with self._context():
             begun = self._cpu_seconds()
-            samples = sum(map(self._size, self.loader))
+            samples = sum(map(self._size, self._loader))
             return Run(self._cpu_seconds() - begun, samples)
 
     def _cpu_seconds(self) -> float:
         return sum(map(time.clock_gettime, self._clocks))
+
+
+def loader_of(case: Case) -> WdsLoader:
+    """Makes a loader, whose workers start with its first epoch."""
+    return WdsLoader(case.graph, case.workers, seed=1, multiprocessing_context="fork" if case.workers else None)
 
 
 def cpu_clock(process: int) -> int:
@@ -135,8 +138,11 @@ def measure(kinds: Iterable[str], arguments: argparse.Namespace) -> Table:
     rows = []
     for kind in kinds:
         case = cases(arguments)[kind]
-        on, off = Side(case, nullcontext), Side(case, turned_off)
-        with on.loader, off.loader:
+        with ExitStack() as stack:
+            # Workers collect figures, or not, as long as they live. In one process both sides can use the same loader,
+            # and so the same memory.
+            first, *others = [stack.enter_context(loader_of(case)) for _ in range(2 if case.workers else 1)]
+            on, off = Side(first, case, nullcontext), Side(others[0] if others else first, case, turned_off)
             contenders = [Contender("on", on.run), Contender("off", off.run)]
             found = compare(kind, run_rounds(kind, contenders, arguments.rounds * case.epochs), base="off")
         rows += [{**row, "overhead": 100 * (row["ratio"] - 1)} for row in found]

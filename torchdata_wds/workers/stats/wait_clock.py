@@ -127,14 +127,17 @@ class MeasuredItems(Iterator[Any]):
 
     def __next__(self) -> Any:
         clock = self._clock
-        if self._taken < clock.due:
+        is_measured = self._taken >= clock.due
+        if is_measured:
+            clock.began = perf_counter()
+        try:
             item = next(self._items)
-            self._taken += 1
-            return item
-        clock.began = perf_counter()
-        item = next(self._items)
+        except BaseException:  # DataLoader2 ends the epoch
+            clock.stop()
+            raise
         self._taken += 1
-        clock.note(self._taken)
+        if is_measured:
+            clock.note(self._taken)
         return item
 
     def __getattr__(self, name: str) -> Any:

@@ -279,7 +279,7 @@ def test_targets_are_written_through_the_gateway(monkeypatch: pytest.MonkeyPatch
     target.commit()
     assert Node.objects["aws/b/new/y.tar"] == DATA
     assert not any("authorization" in found for found in headers(Target))
-    with pytest.raises(ShardOpenError, match=r"cannot write shard s3://b/new/y.tar: it already exists"):
+    with pytest.raises(ShardOpenError, match=r"cannot write s3://b/new/y.tar: it already exists"):
         open_target("s3://b/new/y.tar")
     remove_target("s3://b/new/y.tar")
     remove_target("s3://b/new/y.tar")

@@ -148,7 +148,7 @@ REPLACE_OR_RENAME = Advice(
 
 def cannot_write(shard: str, reason: str, advice: Advice | str = "") -> ShardOpenError:
     """Returns the error for a shard that cannot be written."""
-    return ShardOpenError(f"cannot write shard {shard}: {reason}", shard=shard, advice=advice)
+    return ShardOpenError(f"cannot write {shard}: {reason}", shard=shard, advice=advice)
 
 
 # The targets of this process that are neither committed nor aborted.

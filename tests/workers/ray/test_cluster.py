@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.kits.ray_kit import DATA, data_cluster
 from torchdata_wds.environment import ray_variables, set_ray_variables
 from torchdata_wds.workers.ray import cluster as module
 from torchdata_wds.workers.ray.cluster import Cluster, import_ray
@@ -328,3 +329,22 @@ def test_cluster_started_here_leaves_no_trace(short_folder: Path) -> None:
     command = [sys.executable, "-X", "dev", "-W", "error::ResourceWarning", "-c", _PROGRAM]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+class Answering:
+    """An actor."""
+
+    def answer(self) -> int:
+        return 42
+
+
+@pytest.mark.slow
+def test_cluster_without_tokens_can_be_joined_after_one_that_was_started_here() -> None:
+    """Ray demands tokens in a cluster that it starts itself, and this process would go on to demand them."""
+    ray = pytest.importorskip("ray")
+    with Cluster.join() as own:
+        assert own.is_own
+    with data_cluster(1) as cluster, Cluster.join(cluster.address):
+        actor = ray.remote(Answering).options(resources={DATA: 1}).remote()
+        assert ray.get(actor.answer.remote(), timeout=60) == 42
+        ray.kill(actor)

@@ -98,7 +98,7 @@ def test_training_on_a_cluster_ends_with_the_weights_of_local_workers(cluster: D
     def command(*stops: int) -> list[str]:
         return ["-c", ON_RAY, cluster.address, json.dumps(OPTIONS), json.dumps(stops), *options]
 
-    with training.two_ranks(on_ray, command(13, 17), command(13, 17)) as ranks:
+    with training.two_ranks(on_ray, command(13, 19), command(13, 19)) as ranks:
         wait_for_step(on_ray, 13, ranks)
         actors = cluster.actors()
         assert len({actor.pid for actor in actors}) == len(actors) == 2 * training.WORKERS
@@ -107,8 +107,9 @@ def test_training_on_a_cluster_ends_with_the_weights_of_local_workers(cluster: D
         lost = nodes[cluster.nodes[0].node_id]
         cluster.kill_node(cluster.nodes[0])
         (on_ray / "go-13").touch()
-        wait_for_step(on_ray, 17, ranks)
-        assert sum(restarts_of(on_ray)) == lost > 0
+        wait_for_step(on_ray, 19, ranks)
+        # An actor is not missed as long as messages of it are there.
+        assert 0 < sum(restarts_of(on_ray)) <= lost
         for rank in ranks:
             rank.send_signal(signal.SIGKILL)
     assert wait_until(lambda: not cluster.actors())

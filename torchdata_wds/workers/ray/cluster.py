@@ -8,7 +8,7 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 from torchdata_wds.environment import few_ray_attempts, ray_address, ray_variables, set_ray_variables
@@ -195,6 +195,20 @@ class _Connection:
         """Restores the environment and the level of Ray's log; its excepthook and a few idle threads remain."""
         set_ray_variables(self._variables)
         logging.getLogger("ray").setLevel(self._level)
+        _forget_token()
+
+
+def _forget_token() -> None:
+    """Lets this process be called without a token again, unless its environment says otherwise.
+
+    A cluster that Ray starts here demands its token, and so does this process, which Ray notes apart from the
+    environment. The head of a later cluster without tokens could not call this process, and would end each actor at
+    once.
+    """
+    with suppress(ImportError, AttributeError):  # Ray has no public function for that
+        private = importlib.import_module("ray._raylet")
+        private.Config.initialize("")
+        private.AuthenticationTokenLoader.instance().reset_cache()
 
 
 def _session(ray: Any) -> tuple[str, str]:

@@ -39,8 +39,8 @@ TEXTS = {page: path.read_text() for page, path in PAGES.items()}
 SIZES = (9, 4, 13, 1, 7, 20, 3, 6)
 #: Lines that other tests run (the benchmarks, the distributed script), or that nothing can run on one host offline.
 NOT_RUN = ("pip install", "pytest", "ruff check", "torchrun", "python benchmarks/", "ray ", "python train.py")
-#: Pages whose blocks take seconds to import what they are about.
-SLOW = {"frameworks"}
+#: Pages whose blocks take seconds to import what they are about, and a command that measures for seconds.
+SLOW, SLOW_COMMAND = {"frameworks"}, "wds bench"
 #: What README's training loop prints.
 LOSSES = r"epoch 0: loss \d+\.\d\d\nepoch 1: loss \d+\.\d\d\n"
 #: What the blocks of the manual may import, and a reader need not have.
@@ -60,6 +60,11 @@ def blocks(page: str) -> list[Block]:
     text = TEXTS[page]
     found = re.finditer(r"^```(python|shell)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     return [Block(text[: match.start(2)].count("\n"), match[1], match[2]) for match in found]
+
+
+def slow_if(page: str, block: Block) -> list[pytest.MarkDecorator]:
+    """The mark of a block that takes seconds."""
+    return [pytest.mark.slow] * (page in SLOW or block.source.startswith(SLOW_COMMAND))
 
 
 class Workplace:
@@ -193,7 +198,7 @@ def workplaces(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 @pytest.mark.parametrize(
     ("page", "number"),
     [
-        pytest.param(page, n, id=f"{page}-{block.line}", marks=[pytest.mark.slow] * (page in SLOW))
+        pytest.param(page, n, id=f"{page}-{block.line}", marks=slow_if(page, block))
         for page in PAGES
         for n, block in enumerate(blocks(page), 1)
     ],

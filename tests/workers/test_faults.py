@@ -69,7 +69,9 @@ def exited_while_sending(item: int) -> bytes:
     ],
 )
 @pytest.mark.parametrize("front", FRONTS_QUICK)
-@pytest.mark.parametrize("in_thread", [False, True], ids=["main thread", "prefetch thread"])
+@pytest.mark.parametrize(
+    "in_thread", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["main thread", "prefetch thread"]
+)
 def test_loader_names_the_worker_when_it_dies(fault: Any, how: str, in_thread: bool, front: str) -> None:
     """A dead worker is a RuntimeError with its number, pid and exit, whichever thread reads; nothing is left."""
     pipe = IterableWrapper(range(100)).sharding_filter().map(fault)

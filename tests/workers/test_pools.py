@@ -39,6 +39,7 @@ class TestForkedProcesses(ForkedProcesses, WorkerSuite):
 
 
 @pytest.mark.parametrize("front", ["service"])
+@pytest.mark.slow
 class TestForkedProcessesUnderService(ForkedProcesses, ServiceSuite):
     """DataLoader2 with WorkersReadingService(2)."""
 

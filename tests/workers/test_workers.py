@@ -112,7 +112,12 @@ RUNNERS: dict[str, tuple[Callable[..., Iterator[list[str]]], str | None]] = {
     "WdsLoader, 2 workers, forkserver": (own(2), "forkserver"),
     "1 worker, spawn": (workers(1), "spawn"),
 }
-SLOW = {"WdsLoader, 9 workers", "WdsLoader, 2 workers, forkserver", *(name for name in RUNNERS if "spawn" in name)}
+SLOW = {
+    "9 workers",
+    "WdsLoader, 9 workers",
+    "WdsLoader, 2 workers, forkserver",
+    *(name for name in RUNNERS if "spawn" in name),
+}
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in RUNNERS])

@@ -50,8 +50,10 @@ def test_join_makes_the_stock_service_safe_when_streams_are_uneven(workers: int,
         assert sorted(order) == items_of(sizes)
 
 
-@pytest.mark.parametrize("main_prefetch", [0, 10])
-@pytest.mark.parametrize("worker_prefetch", [0, 10])
+@pytest.mark.parametrize(
+    ("main_prefetch", "worker_prefetch"),
+    [(10, 10), *(pytest.param(*sizes, marks=pytest.mark.slow) for sizes in [(0, 0), (0, 10), (10, 0)])],
+)
 def test_join_makes_the_stock_service_safe_when_it_prefetches(main_prefetch: int, worker_prefetch: int) -> None:
     """Prefetching on either side of the border neither loses items nor lets marks through."""
     service = stock(3, main_prefetch_cnt=main_prefetch, worker_prefetch_cnt=worker_prefetch)

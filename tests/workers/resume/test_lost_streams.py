@@ -70,7 +70,7 @@ GRAPHS: dict[str, Callable[[list[str]], IterDataPipe[Any]]] = {
 }
 
 
-@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize("name", GRAPHS)
 def test_epochs_are_those_of_an_undisturbed_run(name: str, workers: int, tmp_path: Path) -> None:
     """Over three epochs, with what is skipped; also where whole items are, and from a state on."""

@@ -13,6 +13,7 @@ from tests.kits.order_kit import LocalPool, drawn, local_workers
 from tests.kits.shards import write_text_shards
 from torchdata_wds import WdsLoader, ignore_and_continue
 from torchdata_wds.workers.resume.lost_streams import point_of
+from torchdata_wds.workers.stream_pool import END
 
 SIZES = [5, 0, 7, 3, 11, 6]
 
@@ -31,6 +32,8 @@ class LossyPool(LocalPool):
             self._made[lost].close()
             self._graphs[lost] = self.new_worker()
             self._made[lost] = self.stream(lost, point, self.streams)
+            if point is not None and lost not in self.streams.turns.at(self.streams.taken)[1]:
+                assert next(self._made[lost], END) is END  # as an actor does that gets an order for the end of an epoch
         return super()._take(number, turn)
 
 

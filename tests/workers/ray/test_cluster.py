@@ -339,9 +339,12 @@ class Answering:
 
 
 @pytest.mark.slow
-def test_cluster_without_tokens_can_be_joined_after_one_that_was_started_here() -> None:
+def test_cluster_without_tokens_can_be_joined_after_one_that_was_started_here(
+    short_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Ray demands tokens in a cluster that it starts itself, and this process would go on to demand them."""
     ray = pytest.importorskip("ray")
+    monkeypatch.setenv("RAY_TMPDIR", str(short_folder))
     with Cluster.join() as own:
         assert own.is_own
     with data_cluster(1) as cluster, Cluster.join(cluster.address):

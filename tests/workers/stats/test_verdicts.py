@@ -191,7 +191,7 @@ def test_stage_in_the_main_process_is_named(front: str) -> None:
 @pytest.mark.parametrize("front", FRONTS)
 def test_many_small_items_are_named(front: str) -> None:
     """Sending and taking them costs more than making them."""
-    with loader_of(IterableWrapper(range(150_000)).sharding_filter(), 2, front=front) as loader:
+    with loader_of(IterableWrapper(range(400_000)).sharding_filter(), 2, front=front) as loader:
         for _ in loader:
             pass
         verdict = stats_of(loader).verdict()

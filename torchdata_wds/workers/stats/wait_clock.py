@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from torchdata_wds.workers.stats.figures import Waits
 
 #: If an item takes fewer seconds than this, only one of several is measured: measuring costs two microseconds.
-_WORTH = 0.003
+_WORTH = 0.001
 _MOST_LEFT_OUT = 1000
 _NEVER = 1 << 62
 _STEPS = 8  # how many classes of waits there are between one length and its double

@@ -28,7 +28,7 @@ def test_batches_come_again_in_their_order_in_each_iteration() -> None:
 
 
 def test_batches_come_forever_without_a_count() -> None:
-    """There is no length, but the object is still true."""
+    """An object without a length still counts as true."""
     batches = repeat_batches(range(2))
     assert list(itertools.islice(batches, 5)) == [0, 1, 0, 1, 0]
     assert batches

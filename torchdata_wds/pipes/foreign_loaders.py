@@ -26,7 +26,7 @@ from torchdata_wds.consumers import Place, graph_of, rank_place, upstream
 from torchdata_wds.errors import DivisionError
 from torchdata_wds.handlers import warn_once
 from torchdata_wds.pipes.chain_text import short_name
-from torchdata_wds.pipes.running import all_frames, is_border, main_frame, pipes_on, running_pipes
+from torchdata_wds.pipes.running import all_frames, frames_of_threads, is_border, pipes_on, running_pipes
 from torchdata_wds.pipes.seeds import Seed, above_filters, mix
 
 _CURE = (
@@ -75,9 +75,11 @@ def find_dealer(pipe: Any) -> Dealer | None:
     found = dealer_on(sys._getframe(1))
     if found is None and threading.current_thread() is not threading.main_thread():
         # The main thread waits for the first item of a graph that runs in threads, but perhaps for that of another.
-        outer = pipes_on(main_frame())[-1:]
+        with frames_of_threads() as frames:
+            main = frames.get(threading.main_thread().ident or 0)
+            outer, dealer = pipes_on(main)[-1:], dealer_on(main)
         if any(above is pipe for root in outer for above in upstream(root)):
-            found = dealer_on(main_frame())
+            found = dealer
     return found or _inherited
 
 

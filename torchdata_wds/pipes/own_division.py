@@ -14,7 +14,7 @@ from typing import Any
 from torch.utils.data import Dataset, get_worker_info
 from torch.utils.data.dataloader import _sharding_worker_init_fn
 
-from torchdata_wds.pipes.running import main_frame, own_frames
+from torchdata_wds.pipes.running import frames_of_threads, own_frames
 
 # Functions called by code that divides by the worker's number, or also by the rank; the second is WebDataset's.
 _WORKER_NAMES = {"get_worker_info", "pytorch_worker_info"}
@@ -63,15 +63,21 @@ def may_divide() -> bool:
 def flows_to_loader() -> bool:
     """Returns whether torch's loader certainly gets each item of the running pipe, one by one."""
     # A dataset may also read them into a table in each worker, which needs all of them.
-    frames = [*own_frames(sys._getframe(1))]
-    if threading.current_thread() is not threading.main_thread():
-        frames += own_frames(main_frame())
-    for frame in frames:
+    found = _flows_through(sys._getframe(1))
+    if found is None and threading.current_thread() is not threading.main_thread():
+        with frames_of_threads() as frames:
+            found = _flows_through(frames.get(threading.main_thread().ident or 0))
+    return bool(found)
+
+
+def _flows_through(innermost: FrameType | None) -> bool | None:
+    """Returns whether each item flows through a stack to torch's loader; None if that is further out."""
+    for frame in own_frames(innermost):
         if frame.f_globals.get("__name__") == _FETCHER:
             return True
         if _package(frame.f_globals) not in (*_KNOWN, "threading", "concurrent") and not _passes_on(frame):
             return False
-    return False
+    return None
 
 
 def _passes_on(frame: FrameType) -> bool:

@@ -7,16 +7,36 @@ DataLoader, a dataset around the pipe, a reading service or a plain loop.
 
 from __future__ import annotations
 
+import gc
+import os
 import sys
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
 from torch.utils.data import IterDataPipe, get_worker_info
 
 from torchdata_wds.consumers import upstream
+
+#: The module of the frames that torch wraps around the iterators of pipes.
+HOOK = "torch.utils.data.datapipes._hook_iterator"
+
+# Python 3.11 makes an object of a frame that is looked at, and collects garbage at times before it gives that object to
+# the frame. Where this runs functions of the program (finalizers, callbacks of weak references), the frame's thread may
+# go on meanwhile and leave the frame, whose memory is written to all the same. See python/cpython#106883 and
+# getsentry/sentry-python#6119. Later versions collect garbage between two instructions of a program only.
+_COLLECTS_AMID = sys.version_info < (3, 12)
+# Up to Python 3.12, the variables of a frame are copied to a dict of that frame, and what it held of an earlier copy is
+# dropped on the way. That may run functions of the program too.
+_COPIES = sys.version_info < (3, 13)
+
+_pauses = threading.RLock()
+_depth = 0  # of pauses, one within another
+_pauses_collection = False  # whether garbage was being collected before
+_held: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # items, by the generator that gave them
 
 #: The last pipe of the graph noted last: that of threads, whose stacks begin in the middle of a graph.
 _noted: weakref.ReferenceType[Any] | None = None
@@ -39,7 +59,7 @@ def running_pipes() -> list[Any]:
     if isinstance(dataset := getattr(get_worker_info(), "dataset", None), IterDataPipe):
         root = vars(dataset).get("_datapipe", dataset)
     outer = [] if root is None else [root]
-    outer += pipes_on(main_frame())[-1:]
+    outer += pipes_of_main_thread()[-1:]
     within = [root for root in outer if any(pipe is pipes[-1] for pipe in upstream(root))] if pipes else []
     return pipes + [root for root in (within or outer)[:1] if not pipes or root is not pipes[-1]]
 
@@ -47,18 +67,17 @@ def running_pipes() -> list[Any]:
 def pipes_on(frame: FrameType | None) -> list[Any]:
     """Returns the pipes whose iterators a stack is in, innermost first."""
     pipes: list[Any] = []
-    hook = "torch.utils.data.datapipes._hook_iterator"
-    for found in (outer.f_locals for outer in own_frames(frame) if outer.f_globals.get("__name__") == hook):
-        pipe = found["args"][0] if found.get("args") else getattr(found.get("self"), "datapipe", None)
+    for pipe in (pipe_of_hook(outer) for outer in own_frames(frame) if outer.f_globals.get("__name__") == HOOK):
         is_stage = isinstance(pipe, IterDataPipe) and type(pipe).__name__ != "_IterDataPipeSerializationWrapper"
         if is_stage and not any(pipe is other for other in pipes):
             pipes.append(pipe)
     return pipes
 
 
-def main_frame() -> FrameType | None:
-    """Returns the innermost frame of the main thread."""
-    return sys._current_frames().get(threading.main_thread().ident or 0)
+def pipes_of_main_thread() -> list[Any]:
+    """Returns the pipes whose iterators the main thread is in, innermost first."""
+    with frames_of_threads() as frames:
+        return pipes_on(frames.get(threading.main_thread().ident or 0))
 
 
 def own_frames(frame: FrameType | None) -> Iterator[FrameType]:
@@ -79,3 +98,48 @@ def all_frames(frame: FrameType | None) -> Iterator[FrameType]:
 def is_border(frame: FrameType) -> bool:
     """Returns whether a frame is where ``multiprocessing`` starts a process, or where a forked one began."""
     return frame.f_globals.get("__name__") == "multiprocessing.process"
+
+
+@contextmanager
+def frames_of_threads() -> Iterator[Mapping[int, FrameType]]:
+    """Gives the innermost frame of each thread, by the thread's identifier, to be looked at within this context only.
+
+    Example:
+        >>> with frames_of_threads() as frames:
+        ...     frames[threading.get_ident()].f_code.co_name
+        'frames_of_threads'
+    """
+    global _depth, _pauses_collection
+    with _pauses:
+        if not _depth:
+            _pauses_collection = _COLLECTS_AMID and gc.isenabled()
+            if _pauses_collection:
+                gc.disable()
+        _depth += 1
+        try:
+            yield sys._current_frames()
+        finally:
+            _depth -= 1
+            if not _depth and _pauses_collection:
+                gc.enable()
+
+
+def pipe_of_hook(frame: FrameType) -> Any:
+    """Returns the pipe around whose iterator torch has put this frame, one of the module `HOOK`; None for others."""
+    # It must not be changed: Python sets the frame's own variables from it when a debugger or profiler returns.
+    values = frame.f_locals
+    if _COPIES and (generator := values.get("gen")) is not None:
+        _held[generator] = values.get("response")  # so that the next copy drops nothing: its successor does, here
+    arguments = values.get("args")
+    return arguments[0] if arguments else getattr(values.get("self"), "datapipe", None)
+
+
+def _start_anew() -> None:
+    global _pauses, _depth
+    _pauses = threading.RLock()
+    if _depth and _pauses_collection:
+        gc.enable()
+    _depth = 0
+
+
+os.register_at_fork(after_in_child=_start_anew)

@@ -7,7 +7,6 @@ look at the stacks costs the stages nothing between two looks, and takes the sam
 from __future__ import annotations
 
 import math
-import sys
 import threading
 import time
 from collections import Counter
@@ -19,6 +18,7 @@ from torch.utils.data import IterDataPipe
 
 from torchdata_wds.pipes.chain_text import known_name, sources_of, stage_text, written
 from torchdata_wds.pipes.resume_facts import said_by
+from torchdata_wds.pipes.running import frames_of_threads
 from torchdata_wds.workers.stats.sampling.stage_finder import StageFinder, stages_in_order
 
 _WAITING_MODULES = frozenset({"threading", "queue", "concurrent.futures._base", "concurrent.futures.thread"})
@@ -72,11 +72,12 @@ class StageClock:
         if self.total:  # after `stop`
             return
         main, own = threading.main_thread().ident, threading.get_ident()
-        for thread, current in sys._current_frames().items():
-            innermost = frame if thread == main and frame is not None else current
-            # the thread that looks, unless it was interrupted for that
-            if (thread != own or innermost is frame) and (spot := self._spot(thread, innermost)) is not None:
-                self._looks[spot] += count
+        with frames_of_threads() as frames:
+            for thread, current in frames.items():
+                innermost = frame if thread == main and frame is not None else current
+                # the thread that looks, unless it was interrupted for that
+                if (thread != own or innermost is frame) and (spot := self._spot(thread, innermost)) is not None:
+                    self._looks[spot] += count
         self.note_items()
 
     def _spot(self, thread: int, frame: FrameType) -> _Spot | None:

@@ -8,9 +8,12 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from types import FrameType
 from typing import Protocol
+
+from torchdata_wds.pipes.running import frames_of_threads
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +36,10 @@ class Watched(Protocol):
         """The number of seconds between two looks that it needs."""
 
     def tick(self, frames: Frames, seconds: float) -> None:
-        """Notes what is to be seen; `seconds` is the time since the last look."""
+        """Notes what is to be seen, quickly; `seconds` is the time since the last look."""
+
+    def follow(self) -> None:
+        """Does what follows from that, and may take longer."""
 
 
 class _Sampler:
@@ -66,7 +72,8 @@ class _Sampler:
                 continue
 
     def run(self) -> None:
-        last, pause = time.perf_counter(), INTERVAL
+        last = time.perf_counter()
+        pause = min((found.interval for found in self.listed()), default=INTERVAL)
         while True:
             time.sleep(pause)
             now = time.perf_counter()
@@ -76,16 +83,22 @@ class _Sampler:
                     self.end()
                     return
                 pause = min(found.interval for found in watched)
-            frames = sys._current_frames()
+            with frames_of_threads() as frames:
+                for found in watched:
+                    self.safely(found, partial(found.tick, frames, now - last))
+                del frames
             for found in watched:
-                try:
-                    found.tick(frames, now - last)
-                except Exception:
-                    self.watched.discard(found)
-                    logger.exception("the figures of a loader stop here")
+                self.safely(found, found.follow)
             last = now
-            del watched, frames
+            del watched
             found = None  # type: ignore[assignment]  # nothing is kept alive during the sleep
+
+    def safely(self, watched: Watched, step: Callable[[], None]) -> None:
+        try:
+            step()
+        except Exception:
+            self.watched.discard(watched)
+            logger.exception("the figures of a loader stop here")
 
 
 _sampler = _Sampler()

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from types import CodeType, FrameType
 from typing import Any, Final, NamedTuple
 
 from torch.utils.data import IterDataPipe
 
-from torchdata_wds.pipes.chain_text import is_inner, sources_of
-from torchdata_wds.pipes.running import is_border
+from torchdata_wds.pipes.chain_text import is_inner, sources_of, written
+from torchdata_wds.pipes.running import HOOK, is_border, pipe_of_hook
 
-_HOOK = "torch.utils.data.datapipes._hook_iterator"
 _STORAGE = "torchdata_wds.storage."
 _DECODING = "torchdata_wds.storage.decompression"
 _SENDING = ("torchdata_wds.workers.processes.messages", "torchdata_wds.workers.ray.item_groups")
 _WAITING = "torchdata_wds.workers.stream_pool"
 _OURS = "torchdata_wds.pipes."
 # What a frame can tell.
-_NOTHING, _PIPE_OF_HOOK, _PIPE_OF_SELF, _READS, _DECODES, _SENDS, _BORDER = range(7)
+_NOTHING, _TORCHS, _METHOD, _READS, _DECODES, _SENDS, _BORDER = range(7)
 _MOST_KNOWN = 50_000
 
 SENDING: Final = -1  # in place of a stage's number: the thread packs items for the main process
@@ -53,11 +53,22 @@ class StageFinder:
     """Tells in which of some stages a thread is."""
 
     def __init__(self, stages: Iterable[IterDataPipe[Any]]) -> None:
-        self._numbers = {id(stage): number for number, stage in enumerate(stages)}
+        self._numbers: dict[int, int] = {}
+        self._before: list[set[int]] = []  # the numbers of the stages before each
+        self._methods: dict[CodeType, list[int]] = defaultdict(list)  # the stages whose methods have this code
+        for number, stage in enumerate(stages):
+            sources = {
+                self._numbers[id(source)] for source in written(sources_of(stage)) if id(source) in self._numbers
+            }
+            self._before.append(sources.union(*(self._before[source] for source in sources)))
+            self._numbers[id(stage)] = number
+            for code in _codes(type(stage)):
+                self._methods[code].append(number)
 
     def spot(self, frame: FrameType | None) -> Spot | None:
         """Returns where the thread is whose innermost frame this is; None if it is in no stage."""
         reads: bool | None = None  # as the innermost frame of the storage says
+        inner: Sequence[int] = ()  # stages of one type: the thread is in a method of one of them
         while frame is not None:
             role = _role(frame)
             if role in (_READS, _DECODES):
@@ -65,13 +76,30 @@ class StageFinder:
             elif role == _SENDS:
                 return Spot(SENDING, reads=False)
             elif role == _BORDER:
-                return None
-            elif role != _NOTHING:
-                number = self._numbers.get(id(_pipe_of(frame, role)))
+                break
+            elif role == _METHOD and not inner:
+                inner = self._methods.get(frame.f_code, ())
+                if len(inner) == 1:
+                    return Spot(inner[0], bool(reads))
+            elif role == _TORCHS:
+                number = self._numbers.get(id(pipe_of_hook(frame)))
                 if number is not None:
-                    return Spot(number, bool(reads))
+                    return Spot(self._within(number, inner), bool(reads))
             frame = frame.f_back
-        return None
+        return Spot(inner[0], bool(reads)) if inner else None
+
+    def _within(self, number: int, inner: Sequence[int]) -> int:
+        """Returns which of some stages a thread is in that also is in a stage, from which it was called."""
+        # In a loop for two stages, torch has no frame for the first one.
+        if number in inner:
+            return number
+        return max((before for before in inner if before in self._before[number]), default=number)
+
+
+def _codes(kind: type) -> set[CodeType]:
+    """Returns the code of all methods of a type of stage."""
+    methods = (inspect.unwrap(value) for base in kind.__mro__ for value in vars(base).values() if callable(value))
+    return {method.__code__ for method in methods if inspect.isfunction(method)}
 
 
 _roles: dict[CodeType, int] = {}
@@ -98,18 +126,8 @@ def _new_role(frame: FrameType) -> int:
         return _READS
     if module in _SENDING:
         return _SENDS
-    if module == _HOOK and is_function:
-        return _PIPE_OF_HOOK
+    if module == HOOK and is_function:
+        return _TORCHS
     if module.startswith(_OURS) and is_function and frame.f_code.co_varnames[:1] == ("self",):
-        return _PIPE_OF_SELF  # in a loop for two stages, the first one has no hook
+        return _METHOD
     return _NOTHING
-
-
-def _pipe_of(frame: FrameType, role: int) -> Any:
-    # Up to Python 3.12 this is a copy, which keeps the frame's items alive until the next look. It must not be changed:
-    # Python sets the frame's own variables from it when a debugger or profiler returns.
-    values = frame.f_locals
-    if role == _PIPE_OF_SELF:
-        return values.get("self")
-    arguments = values.get("args")
-    return arguments[0] if arguments else getattr(values.get("self"), "datapipe", None)

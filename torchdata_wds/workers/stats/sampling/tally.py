@@ -193,6 +193,12 @@ class Tally:
             self._spot = working[0]
         if self.track is not None:
             self._note_look(self.track, seconds)
+
+    def follow(self) -> None:
+        """Publishes a snapshot, and writes the trace, from time to time."""
+        track = self.track
+        if track is not None and self._looks % _FLUSH == 0:
+            track.flush()
         if time.perf_counter() - self._told_at >= _PUBLISH:
             self._tell()
 
@@ -201,8 +207,6 @@ class Tally:
         if spot is not None and not self._blocked_since:
             stage = "sending items" if spot.stage == SENDING else self._texts[spot.stage]
             track.look(stage, now - seconds, now, reads=spot.reads)
-        if self._looks % _FLUSH == 0:
-            track.flush()
         if not track.is_running:
             self.track = None
 

@@ -31,6 +31,7 @@ class MainWatch:
         self._graph: Callable[[], Any] = lambda: None
         self._made = -1
         self._passed = self._waited = 0.0
+        self._is_stalled = False
 
     def begin(self, graph: Any) -> None:
         """Begins an epoch of a `RunningGraph`."""
@@ -55,12 +56,15 @@ class MainWatch:
         is_same, self._made = made == self._made, made
         self._waited = self._waited + passed if is_same and is_waited_for(frames.values()) else 0.0
         if self._alarm.is_due(self._waited) and not _reports_itself(graph, self._alarm.after):
-            self._warn(graph.end, frames)
+            self._is_stalled = any(pipe is graph.end for frame in frames.values() for pipe in pipes_on(frame))
+            if not self._is_stalled:
+                self._waited = 0.0  # the training loop waits for another loader
 
-    def _warn(self, end: Any, frames: Frames) -> None:
-        if not any(pipe is end for frame in frames.values() for pipe in pipes_on(frame)):
-            self._waited = 0.0  # the training loop waits for another loader
+    def follow(self) -> None:
+        """Warns if the look found that the training loop has waited too long."""
+        if not self._is_stalled:
             return
+        self._is_stalled = False
         state = WorkerState(os.getpid(), dump=own_stacks(), at=self._find())
         self._alarm.warn(self._waited, "stages in the main process. What it is at", describe_main(state))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -10,6 +9,7 @@ from math import inf
 from typing import TypeVar
 
 from torchdata_wds.consumers import Place
+from torchdata_wds.pipes.running import frames_of_threads
 from torchdata_wds.workers.stats.stalls.alarm import Alarm, is_waited_for
 from torchdata_wds.workers.stats.stalls.worker_states import States, describe
 
@@ -77,5 +77,7 @@ class StallWatch:
 def _loop_waits() -> bool:
     """Returns whether the training loop waits for an item, if this thread makes items for it."""
     # A thread that works ahead (prefetch, pinned memory) waits while the training loop is busy, too.
-    is_main = threading.current_thread() is threading.main_thread()
-    return is_main or is_waited_for(sys._current_frames().values())
+    if threading.current_thread() is threading.main_thread():
+        return True
+    with frames_of_threads() as frames:
+        return is_waited_for(frames.values())

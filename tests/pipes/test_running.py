@@ -1,0 +1,129 @@
+"""Looks at the frames of other threads: what they must not do to the program."""
+
+import gc
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from torch.utils.data import IterDataPipe
+
+from torchdata_wds.pipes import running
+from torchdata_wds.pipes.running import HOOK, frames_of_threads, pipe_of_hook
+
+pauses_collection = pytest.mark.skipif(sys.version_info >= (3, 12), reason="garbage is collected elsewhere then")
+
+
+class Item:
+    """Something that a weak reference may refer to."""
+
+
+class Items(IterDataPipe[Item]):
+    """Gives three items, and keeps none."""
+
+    def __iter__(self) -> Iterator[Item]:
+        for _ in range(3):
+            yield Item()
+
+
+def hook_frame(iterator: Any) -> Any:
+    """The frame that torch has put around a pipe's iterator."""
+    frame = iterator.gi_frame
+    assert frame.f_globals["__name__"] == HOOK
+    return frame
+
+
+def test_frames_are_those_of_all_threads() -> None:
+    started, ends = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        started.set()
+        ends.wait(60)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    started.wait(60)
+    with frames_of_threads() as frames:
+        found = frames[thread.ident or 0]
+        names = set()
+        while found is not None:
+            names.add(found.f_code.co_name)
+            found = found.f_back  # type: ignore[assignment]
+        assert threading.get_ident() in frames
+    ends.set()
+    thread.join()
+    assert "wait" in names
+
+
+@pauses_collection
+@pytest.mark.parametrize("is_on", [True, False])
+def test_no_garbage_is_collected_while_frames_are_looked_at(is_on: bool) -> None:
+    """It could run functions of the program, during which the thread leaves the frame that is being looked at."""
+    was_on = gc.isenabled()
+    try:
+        (gc.enable if is_on else gc.disable)()
+        with pytest.raises(KeyError), frames_of_threads():
+            assert not gc.isenabled()
+            with frames_of_threads():  # a signal handler may look in between
+                assert not gc.isenabled()
+            assert not gc.isenabled()
+            raise KeyError
+        assert gc.isenabled() is is_on
+    finally:
+        (gc.enable if was_on else gc.disable)()
+
+
+@pauses_collection
+def test_garbage_is_collected_in_a_process_that_is_forked_meanwhile() -> None:
+    """Its other threads are gone, and would never turn collection on again."""
+    script = """
+import gc, os, threading
+from torchdata_wds.pipes.running import frames_of_threads
+
+looks, ends = threading.Event(), threading.Event()
+
+def look():
+    with frames_of_threads():
+        looks.set()
+        ends.wait(60)
+
+thread = threading.Thread(target=look)
+thread.start()
+looks.wait(60)
+child = os.fork()
+if not child:
+    with frames_of_threads():
+        is_paused = not gc.isenabled()
+    os._exit(0 if is_paused and gc.isenabled() else 1)
+status = os.waitpid(child, 0)[1]
+ends.set()
+thread.join()
+assert status == 0 and gc.isenabled()
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
+def test_look_drops_no_item_while_it_copies_the_variables() -> None:
+    """Dropping it may run functions of the program: that happens once the next item is known, or with its stage."""
+    pipe = Items()
+    iterator = iter(pipe)
+    first = weakref.ref(next(iterator))
+    frame = hook_frame(iterator)
+    assert pipe_of_hook(frame) is pipe
+    second = weakref.ref(next(iterator))
+    frame.f_locals  # noqa: B018  (the copy alone)
+    assert first() is not None or sys.version_info >= (3, 13)
+    assert pipe_of_hook(frame) is pipe
+    assert first() is None
+    assert second() is not None
+    del frame
+    iterator.close()
+    assert second() is None
+    assert not any(found is None for found in running._held.values())
+
+
+def test_other_frames_of_torch_have_no_pipe() -> None:
+    assert pipe_of_hook(sys._getframe()) is None

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import math
 import random
-from collections import Counter
+import threading
+from collections import Counter, deque
 from collections.abc import Iterator
 from time import perf_counter
 from typing import Any, NamedTuple
 
 from torchdata_wds.workers.stats.figures import Waits
 
-#: If an item takes fewer seconds than this, only one of several is measured: measuring costs two microseconds.
+#: If an item takes fewer seconds than this, only one of several is measured: measuring takes some microseconds.
 _WORTH = 0.001
+_MOST_RECENT = 1000
 _MOST_LEFT_OUT = 1000
 _NEVER = 1 << 62
 _STEPS = 8  # how many classes of waits there are between one length and its double
-_random = random.Random(0)  # its own: the global one belongs to the program
+_random = random.Random(0).random  # its own: the global one belongs to the program
 
 
 class WaitMark(NamedTuple):
@@ -58,7 +60,9 @@ class WaitClock:
         self._counted = 0  # the items up to there
         self._left_out = 0  # how many are left out now, on average, between two that are measured
         self._waited = self._first_wait = 0.0
+        self._recent: deque[tuple[float, int]] = deque()  # waits not yet counted, and the items they stand for
         self._by_class: Counter[int] = Counter()
+        self._counting = threading.Lock()
 
     def note(self, taken: int) -> None:
         """Notes the end of a measured wait, with which `taken` items were taken in this epoch."""
@@ -67,12 +71,22 @@ class WaitClock:
         if not self._first:
             self._first, self._first_wait = began, now - began
         self._waited += weight * (now - began)
-        self._by_class[round(math.log2(max(now - began, 1e-9)) * _STEPS)] += weight
+        # Each line here costs several times what it would in a loop, as the processor's caches hold other code.
+        self._recent.append((now - began, weight))
         if self._ended:
-            each = (now - self._ended) / weight
-            self._left_out = min(int(_WORTH / max(each, 1e-9)), _MOST_LEFT_OUT)
-            self.due = taken + _random.randrange(2 * self._left_out + 1)
+            self._left_out = left_out = min(int(_WORTH * weight / (now - self._ended + 1e-9)), _MOST_LEFT_OUT)
+            self.due = taken + int(_random() * (2 * left_out + 1))
         self._ended, self._counted = now, taken
+        if len(self._recent) > _MOST_RECENT:
+            self._count()
+
+    def _count(self) -> Counter[int]:
+        """Counts the recent waits, and returns the counts of all."""
+        with self._counting:  # a thread may ask for figures
+            while self._recent:
+                wait, weight = self._recent.popleft()
+                self._by_class[round(math.log2(max(wait, 1e-9)) * _STEPS)] += weight
+            return self._by_class.copy()
 
     def stop(self) -> None:
         """Notes that there are no more items, or that the epoch was left."""
@@ -98,7 +112,7 @@ class WaitClock:
     def mark(self, yielded: int) -> WaitMark:
         """Returns the figures up to now; the graph has `yielded` items, some perhaps to a thread that runs ahead."""
         taken = max(yielded, self._counted) if self._left_out else self._counted
-        return WaitMark(taken, self.waited(), self.seconds(), self._first_wait, self._by_class.copy())
+        return WaitMark(taken, self.waited(), self.seconds(), self._first_wait, self._count())
 
 
 class AllWaits:

@@ -3,9 +3,10 @@
     python benchmarks/stats.py [--quick] [--kind KIND ...] [--rounds N] [--json FILE] [--chart FILE]
 
 "On" is the package as it is. "Off" takes out the thread that looks at stacks, the clocks of `next(loader)` and of
-sources, and the snapshots. Both take turns, an epoch each, and every second turn begins with the other one, so that a
-machine that is slower for a while is so for both. The CPU time is that of this process and of the loader's workers:
-other programs have less influence on it than on the time of a clock.
+sources, and the snapshots. "Off again" is a second one without, and differs from the first by the scatter alone. They
+take turns, an epoch each, every second turn in the other order, so that a machine that is slower for a while is so for
+all. The CPU time is that of this process and of the loader's workers: other programs have less influence on it than on
+the time of a clock.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import argparse
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from itertools import cycle
 from multiprocessing import active_children
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -139,11 +141,12 @@ def measure(kinds: Iterable[str], arguments: argparse.Namespace) -> Table:
     for kind in kinds:
         case = cases(arguments)[kind]
         with ExitStack() as stack:
-            # Workers collect figures, or not, as long as they live. In one process both sides can use the same loader,
+            # Workers collect figures, or not, as long as they live. In one process all sides can use the same loader,
             # and so the same memory.
-            first, *others = [stack.enter_context(loader_of(case)) for _ in range(2 if case.workers else 1)]
-            on, off = Side(first, case, nullcontext), Side(others[0] if others else first, case, turned_off)
-            contenders = [Contender("on", on.run), Contender("off", off.run)]
+            loaders = [stack.enter_context(loader_of(case)) for _ in range(3 if case.workers else 1)]
+            contexts = {"on": nullcontext, "off": turned_off, "off again": turned_off}
+            sides = zip(cycle(loaders), contexts.items(), strict=False)
+            contenders = [Contender(name, Side(loader, case, context).run) for loader, (name, context) in sides]
             found = compare(kind, run_rounds(kind, contenders, arguments.rounds * case.epochs), base="off")
         rows += [{**row, "overhead": 100 * (row["ratio"] - 1)} for row in found]
     return Table(TITLE, COLUMNS, rows, "microseconds", "CPU µs/sample")

@@ -76,7 +76,7 @@ class StageFinder:
             elif role == _SENDS:
                 return Spot(SENDING, reads=False)
             elif role == _BORDER:
-                break
+                return None
             elif role == _METHOD and not inner:
                 inner = self._methods.get(frame.f_code, ())
                 if len(inner) == 1:
@@ -86,7 +86,7 @@ class StageFinder:
                 if number is not None:
                     return Spot(self._within(number, inner), bool(reads))
             frame = frame.f_back
-        return Spot(inner[0], bool(reads)) if inner else None
+        return None
 
     def _within(self, number: int, inner: Sequence[int]) -> int:
         """Returns which of some stages a thread is in that also is in a stage, from which it was called."""

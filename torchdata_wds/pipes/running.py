@@ -111,12 +111,12 @@ def frames_of_threads() -> Iterator[Mapping[int, FrameType]]:
     """
     global _depth, _pauses_collection
     with _pauses:
-        if not _depth:
-            _pauses_collection = _COLLECTS_AMID and gc.isenabled()
-            if _pauses_collection:
-                gc.disable()
         _depth += 1
         try:
+            if _depth == 1:
+                _pauses_collection = _COLLECTS_AMID and gc.isenabled()
+                if _pauses_collection:
+                    gc.disable()
             yield sys._current_frames()
         finally:
             _depth -= 1

@@ -4,9 +4,9 @@
 
 "On" is the package as it is. "Off" takes out the thread that looks at stacks, the clocks of `next(loader)` and of
 sources, and the snapshots. "Off again" is a second one without, and differs from the first by the scatter alone. They
-take turns, an epoch each, every second turn in the other order, so that a machine that is slower for a while is so for
-all. The CPU time is that of this process and of the loader's workers: other programs have less influence on it than on
-the time of a clock.
+take turns in one loader, an epoch each, every second turn in the other order, so that a machine that is slower for a
+while is so for all. The CPU time is that of this process and of the loader's workers: other programs have less
+influence on it than on the time of a clock.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from itertools import cycle
+from contextlib import ExitStack, contextmanager
+from ctypes import c_bool
+from functools import partial
 from multiprocessing import active_children
+from multiprocessing.sharedctypes import RawValue
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -87,39 +89,54 @@ def read_unmeasured(_: Meter, read: Callable[[Any], Any], argument: Any) -> Any:
     return read(argument) or 0
 
 
-@contextmanager
-def turned_off() -> Iterator[None]:
-    """Takes out what collects figures, also in workers that are forked meanwhile."""
-    nothing: Callable[..., None] = lambda *_: None  # noqa: E731
-    with ExitStack() as stack:
-        for place, name, replacement in (
-            (sampler, "watch", nothing),
-            (Tally, "_tell", nothing),
-            (WaitClock, "__init__", never_due),
-            (Meter, "read_into", read_unmeasured),
-            (Meter, "read", lambda _, read, size: read(size) or b""),
-            (Meter, "add", nothing),
-        ):
-            stack.enter_context(patch.object(place, name, replacement))
-        yield
+class Switch:
+    """Turns what collects figures on and off, also in workers that are forked within `installed`."""
+
+    def __init__(self) -> None:
+        self._is_on = RawValue(c_bool, True)
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Puts the switch in the place of everything that it turns off."""
+        nothing: Callable[..., None] = lambda *_: None  # noqa: E731
+        with ExitStack() as stack:
+            for place, name, other in (
+                (sampler, "watch", nothing),
+                (Tally, "_tell", nothing),
+                (WaitClock, "__init__", never_due),
+                (Meter, "read_into", read_unmeasured),
+                (Meter, "read", lambda _, read, size: read(size) or b""),
+                (Meter, "add", nothing),
+            ):
+                stack.enter_context(patch.object(place, name, self._between(getattr(place, name), other)))
+            yield
+
+    def _between(self, on: Callable[..., Any], off: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            return (on if self._is_on.value else off)(*arguments)
+
+        return call
+
+    def turn(self, *, is_on: bool) -> None:
+        """Turns it all on or off, in all processes."""
+        self._is_on.value = is_on
 
 
-class Side:
-    """A loader that is run one epoch at a time, inside a context: with figures or without."""
+class Epochs:
+    """A loader whose epochs are run with figures or without; its workers are the same in both cases."""
 
-    def __init__(self, loader: WdsLoader, case: Case, context: Callable[[], AbstractContextManager[None]]) -> None:
-        self._loader, self._size, self._context = loader, case.size, context
-        others = set(active_children())
+    def __init__(self, loader: WdsLoader, case: Case, switch: Switch) -> None:
+        self._loader, self._size, self._switch = loader, case.size, switch
         self._clocks = [time.CLOCK_PROCESS_CPUTIME_ID]
-        self.run()  # starts the workers, and takes memory for the first time
-        self._clocks += [cpu_clock(child.pid) for child in active_children() if child not in others and child.pid]
+        self.run(is_on=True)  # starts the workers, and takes memory for the first time
+        self._clocks += [cpu_clock(child.pid) for child in active_children() if child.pid]
 
-    def run(self) -> Run:
+    def run(self, *, is_on: bool) -> Run:
         """Runs an epoch."""
-        with self._context():
-            begun = self._cpu_seconds()
-            samples = sum(map(self._size, self._loader))
-            return Run(self._cpu_seconds() - begun, samples)
+        self._switch.turn(is_on=is_on)
+        begun = self._cpu_seconds()
+        samples = sum(map(self._size, self._loader))
+        return Run(self._cpu_seconds() - begun, samples)
 
     def _cpu_seconds(self) -> float:
         return sum(map(time.clock_gettime, self._clocks))
@@ -140,13 +157,11 @@ def measure(kinds: Iterable[str], arguments: argparse.Namespace) -> Table:
     rows = []
     for kind in kinds:
         case = cases(arguments)[kind]
-        with ExitStack() as stack:
-            # Workers collect figures, or not, as long as they live. In one process all sides can use the same loader,
-            # and so the same memory.
-            loaders = [stack.enter_context(loader_of(case)) for _ in range(3 if case.workers else 1)]
-            contexts = {"on": nullcontext, "off": turned_off, "off again": turned_off}
-            sides = zip(cycle(loaders), contexts.items(), strict=False)
-            contenders = [Contender(name, Side(loader, case, context).run) for loader, (name, context) in sides]
+        switch = Switch()
+        with switch.installed(), loader_of(case) as loader:
+            epochs = Epochs(loader, case, switch)
+            on, off = partial(epochs.run, is_on=True), partial(epochs.run, is_on=False)
+            contenders = [Contender("on", on), Contender("off", off), Contender("off again", off)]
             found = compare(kind, run_rounds(kind, contenders, arguments.rounds * case.epochs), base="off")
         rows += [{**row, "overhead": 100 * (row["ratio"] - 1)} for row in found]
     return Table(TITLE, COLUMNS, rows, "microseconds", "CPU µs/sample")

@@ -269,6 +269,7 @@ def test_map_in_order_raises_when_a_process_is_killed() -> None:
     assert multiprocessing.active_children() == []
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_forking")
 def test_map_in_order_ends_its_processes_when_it_is_closed() -> None:
     """Also those that are at a long item."""

@@ -187,7 +187,12 @@ def test_foreign_loaders_read_a_sample_cache_alike_in_each_epoch(urls: list[str]
 
 
 @pytest.mark.parametrize(
-    ("graph", "workers"), [*((graph, workers) for graph in GRAPHS for workers in (0, 2)), (mixed, 1)]
+    ("graph", "workers"),
+    [
+        *((graph, 0) for graph in GRAPHS),
+        *(pytest.param(graph, 2, marks=pytest.mark.slow) for graph in GRAPHS),
+        (mixed, 1),
+    ],
 )
 @pytest.mark.usefixtures("ranks")
 def test_foreign_loaders_get_each_item_once_when_each_rank_reads_all(

@@ -1,7 +1,6 @@
 """Looks at the frames of other threads: what they must not do to the program."""
 
 import gc
-import subprocess
 import sys
 import threading
 import weakref
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 from torch.utils.data import IterDataPipe
 
+from tests.kits.processes import in_child
 from torchdata_wds.pipes import running
 from torchdata_wds.pipes.running import HOOK, frames_of_threads, pipe_of_hook
 
@@ -79,31 +79,25 @@ def test_no_garbage_is_collected_while_frames_are_looked_at(is_on: bool) -> None
 @pauses_collection
 def test_garbage_is_collected_in_a_process_that_is_forked_meanwhile() -> None:
     """Its other threads are gone, and would never turn collection on again."""
-    script = """
-import gc, os, threading
-from torchdata_wds.pipes.running import frames_of_threads
+    looks, ends = threading.Event(), threading.Event()
 
-looks, ends = threading.Event(), threading.Event()
+    def look() -> None:
+        with frames_of_threads():
+            looks.set()
+            ends.wait(60)
 
-def look():
-    with frames_of_threads():
-        looks.set()
-        ends.wait(60)
+    def check() -> None:
+        with frames_of_threads():
+            assert not gc.isenabled()
+        assert gc.isenabled()
 
-thread = threading.Thread(target=look)
-thread.start()
-looks.wait(60)
-child = os.fork()
-if not child:
-    with frames_of_threads():
-        is_paused = not gc.isenabled()
-    os._exit(0 if is_paused and gc.isenabled() else 1)
-status = os.waitpid(child, 0)[1]
-ends.set()
-thread.join()
-assert status == 0 and gc.isenabled()
-"""
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+    thread = threading.Thread(target=look)
+    thread.start()
+    assert looks.wait(60)
+    assert in_child(check) == 0
+    ends.set()
+    thread.join()
+    assert gc.isenabled()
 
 
 def test_look_drops_no_item_while_it_copies_the_variables() -> None:

@@ -223,6 +223,7 @@ def check_graph(seed: int, folders: Folders, most_workers: int) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_items_per_epoch_is_what_a_loader_yields_when_graphs_are_random(folders: Folders) -> None:
     """The number, if it is known, is exact and the same in each epoch."""
     assert sum(check_graph(seed, folders, most_workers=0) for seed in range(60)) > 30

@@ -31,7 +31,7 @@ def interrupt(*_: Any) -> None:
 
 
 @pytest.mark.parametrize("front", FRONTS)
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_state_is_right_when_the_beginning_of_an_epoch_was_interrupted(
     workers: int, front: str, keys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

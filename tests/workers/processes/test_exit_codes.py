@@ -47,7 +47,9 @@ def loader() -> WdsLoader[int]:
     return WdsLoader(IterableWrapper(ITEMS).sharding_filter(), 2, seed=1, multiprocessing_context="fork")
 
 
-@pytest.mark.parametrize("codes", ["_late_codes", "_no_codes"], ids=["late", "lost"])
+@pytest.mark.parametrize(
+    "codes", [pytest.param("_late_codes", id="late"), pytest.param("_no_codes", id="lost", marks=pytest.mark.slow)]
+)
 def test_workers_are_closed_when_exit_codes_are_collected_elsewhere(codes: str, request: pytest.FixtureRequest) -> None:
     """After an epoch and in one."""
     request.getfixturevalue(codes)
@@ -59,8 +61,10 @@ def test_workers_are_closed_when_exit_codes_are_collected_elsewhere(codes: str, 
 
 @pytest.mark.parametrize(
     ("codes", "message"),
-    [("_late_codes", "was killed by SIGKILL"), ("_no_codes", "its exit code is unknown")],
-    ids=["late", "lost"],
+    [
+        pytest.param("_late_codes", "was killed by SIGKILL", id="late"),
+        pytest.param("_no_codes", "its exit code is unknown", id="lost", marks=pytest.mark.slow),
+    ],
 )
 def test_dead_worker_is_explained_as_well_as_it_is_known(
     codes: str, message: str, request: pytest.FixtureRequest

@@ -77,7 +77,8 @@ def spin(item: Any) -> Any:
     return item
 
 
-@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.slow), 1])
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 1])
 def test_time_is_charged_to_the_stage_that_takes_it(workers: int) -> None:
     """Also if one waits and the other computes: a thread that looks must not see the one that lets it look."""
     pipe = IterableWrapper(range(60)).map(slow).map(spin)

@@ -15,8 +15,9 @@ from typing import Any, TypeVar
 
 import torch
 
+from torchdata_wds.garbage import collection_held, leave_garbage
 from torchdata_wds.storage.sources.command import status_text
-from torchdata_wds.workers.interrupts import collection_held, interrupts_held, leave_garbage
+from torchdata_wds.workers.interrupts import interrupts_held
 
 T = TypeVar("T")
 R = TypeVar("R")

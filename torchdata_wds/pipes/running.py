@@ -7,19 +7,18 @@ DataLoader, a dataset around the pipe, a reading service or a plain loop.
 
 from __future__ import annotations
 
-import gc
-import os
 import sys
 import threading
 import weakref
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import FrameType
 from typing import Any
 
 from torch.utils.data import IterDataPipe, get_worker_info
 
 from torchdata_wds.consumers import upstream
+from torchdata_wds.garbage import collection_held
 
 #: The module of the frames that torch wraps around the iterators of pipes.
 HOOK = "torch.utils.data.datapipes._hook_iterator"
@@ -33,9 +32,6 @@ _COLLECTS_AMID = sys.version_info < (3, 12)
 # dropped on the way. That may run functions of the program too.
 _COPIES = sys.version_info < (3, 13)
 
-_pauses = threading.RLock()
-_depth = 0  # of pauses, one within another
-_pauses_collection = False  # whether garbage was being collected before
 _held: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # items, by the generator that gave them
 
 #: The last pipe of the graph noted last: that of threads, whose stacks begin in the middle of a graph.
@@ -109,19 +105,8 @@ def frames_of_threads() -> Iterator[Mapping[int, FrameType]]:
         ...     frames[threading.get_ident()].f_code.co_name
         'frames_of_threads'
     """
-    global _depth, _pauses_collection
-    with _pauses:
-        _depth += 1
-        try:
-            if _depth == 1:
-                _pauses_collection = _COLLECTS_AMID and gc.isenabled()
-                if _pauses_collection:
-                    gc.disable()
-            yield sys._current_frames()
-        finally:
-            _depth -= 1
-            if not _depth and _pauses_collection:
-                gc.enable()
+    with collection_held() if _COLLECTS_AMID else nullcontext():
+        yield sys._current_frames()
 
 
 def pipe_of_hook(frame: FrameType) -> Any:
@@ -132,14 +117,3 @@ def pipe_of_hook(frame: FrameType) -> Any:
         _held[generator] = values.get("response")  # so that the next copy drops nothing: its successor does, here
     arguments = values.get("args")
     return arguments[0] if arguments else getattr(values.get("self"), "datapipe", None)
-
-
-def _start_anew() -> None:
-    global _pauses, _depth
-    _pauses = threading.RLock()
-    if _depth and _pauses_collection:
-        gc.enable()
-    _depth = 0
-
-
-os.register_at_fork(after_in_child=_start_anew)

@@ -1,8 +1,7 @@
-"""Delays Ctrl-C and garbage collection while worker processes start and end, until those steps are complete."""
+"""Delays Ctrl-C while worker processes start and end, until those steps are complete."""
 
 from __future__ import annotations
 
-import gc
 import signal
 import threading
 from collections.abc import Iterator
@@ -30,26 +29,6 @@ def interrupts_held() -> Iterator[None]:
             signal.signal(signal.SIGINT, handler)
         if caught:
             signal.raise_signal(signal.SIGINT)
-
-
-@contextmanager
-def collection_held() -> Iterator[None]:
-    """Switches garbage collection off in a block; a process forked in it begins without, until `leave_garbage`."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
-
-
-def leave_garbage() -> None:
-    """Leaves the program's garbage alone from now on, in a process that it has forked."""
-    # Finalizers may wait for ever for threads that only the program has, as that of a video frame does once PyAV has
-    # converted it.
-    gc.freeze()
-    gc.enable()
 
 
 def ignore_interrupts() -> None:

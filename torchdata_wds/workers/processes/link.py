@@ -15,8 +15,9 @@ from multiprocessing.process import BaseProcess
 from typing import Any, Final
 
 from torchdata_wds.consumers import no_traversal
+from torchdata_wds.garbage import collection_held
 from torchdata_wds.pipes.resume_facts import Facts
-from torchdata_wds.workers.interrupts import collection_held, interrupts_held
+from torchdata_wds.workers.interrupts import interrupts_held
 from torchdata_wds.workers.processes.messages import Message, Receiver, open_channel
 from torchdata_wds.workers.processes.shared_memory import Limits
 from torchdata_wds.workers.processes.worker import CHECK_INTERVAL, GRACE, NoticeBoard, Order, WorkerGraph, run_worker

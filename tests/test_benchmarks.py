@@ -195,7 +195,7 @@ def test_stats_compares_figures_on_and_off(shards: Path, tmp_path: Path) -> None
     """With and without workers."""
     printed, content = run("stats.py", shards, tmp_path, "--kind", "images to rgb8, batches of 4, 2 workers")
     check_table(printed, content)
-    assert rows(content) == {("images to rgb8, batches of 4, 2 workers", name) for name in ("on", "off")}
+    assert rows(content) == {("images to rgb8, batches of 4, 2 workers", name) for name in ("on", "off", "off again")}
 
 
 def test_ray_pool_compares_actors_with_processes(shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,6 +75,19 @@ def test_forked_child_collects_where_only_another_thread_held_it() -> None:
         assert not gc.isenabled()
 
 
+def test_forked_child_collects_where_another_thread_was_about_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has left its block, and the fork comes before its next instruction."""
+
+    def check() -> None:
+        assert gc.isenabled()
+
+    monkeypatch.setattr(garbage, "_was_on", True)
+    garbage._pauses[-1] = 0
+    gc.disable()
+    assert in_child(check) == 0
+    del garbage._pauses[-1]
+
+
 def test_child_that_is_forked_in_a_block_collects_only_once_it_has_left_its_garbage() -> None:
     """Also if another thread is in such a block then."""
 

@@ -31,13 +31,13 @@ def collection_held() -> Iterator[None]:
         if is_inside:
             with _lock:
                 _pauses[thread] -= 1
-                if not _pauses[thread]:
-                    del _pauses[thread]
                 _go_on()
+                if not _pauses[thread]:  # only now: a child that is forked in between must find it
+                    del _pauses[thread]
 
 
 def _go_on() -> None:
-    if not _pauses and _was_on:
+    if not _pauses.total() and _was_on:
         gc.enable()
 
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
 
@@ -24,6 +24,7 @@ from tests.kits.torchdata import DataLoader2, RayReadingService
 from tests.kits.workers_kit import ROOT
 from torchdata_wds import RayPool, WdsLoader
 from torchdata_wds.handlers import ignore_and_continue
+from torchdata_wds.workers.ray import actor_link
 
 pytestmark = pytest.mark.slow
 
@@ -247,6 +248,53 @@ def test_error_says_so_when_an_actor_does_not_answer(cluster: DataCluster) -> No
         finally:
             os.kill(stopped, signal.SIGCONT)
     del items, loader
+    assert not left_in(cluster, after_error=True)
+
+
+class Loads:
+    """A function of a graph that does something as it arrives in another process, as one that imports packages."""
+
+    def __init__(self, does: Callable[[], object], process: int) -> None:
+        self._parts = does, process
+        if os.getpid() != process:
+            does()
+
+    def __reduce__(self) -> Any:
+        return Loads, self._parts
+
+    def __call__(self, number: int) -> int:
+        return number
+
+
+def loading(does: Callable[[], object]) -> Any:
+    return IterableWrapper(range(9)).sharding_filter().map(Loads(does, os.getpid()))
+
+
+def takes_its_time() -> None:
+    time.sleep(3)
+
+
+def ends_at_once() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_time_in_which_an_actor_imports_is_not_that_of_an_item(
+    cluster: DataCluster, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may take longer than `timeout`; a warning says what the loader waits for."""
+    monkeypatch.setattr(actor_link, "_SLOW_START", 1)
+    with WdsLoader(loading(takes_its_time), 1, timeout=2, pool=RayPool(**ON_DATA_NODES)) as loader:
+        assert [*loader] == [*range(9)]
+    found = [text for text in caplog.messages if re.search(r"^worker 0 of 1 has waited \d s for its actor", text)]
+    assert re.search(r"on node \S+ \(\w+\), pid \d+ to import what the graph needs$", found[-1])
+
+
+def test_actors_that_end_while_they_import_count_as_lost(cluster: DataCluster) -> None:
+    pool = RayPool(**ON_DATA_NODES, max_restarts=1)
+    found = r"worker 0 of 1 was lost 2 times in a row .*on node [\d.]+ \(\w+\), pid \d+"
+    with WdsLoader(loading(ends_at_once), 1, pool=pool) as loader, pytest.raises(RuntimeError, match=found):
+        list(loader)
+    del loader
     assert not left_in(cluster, after_error=True)
 
 

@@ -89,21 +89,24 @@ class StreamActor:
         node = ray.get_runtime_context().get_node_id()
         return node, _util.get_node_ip_address(), os.getpid(), self._stacks.descriptor
 
+    def load(self, graph: Any) -> None:
+        """Takes the graph: `Sent` by an `IndexSender`, or a list with the reference to that."""
+        sent: Any = ray.get(graph[0]) if isinstance(graph, list) else graph
+        _, was_said, functions, datapipe = self._indexes.unpack(sent)
+        said.update(was_said)
+        self._graph = WorkerGraph(datapipe, functions)
+
     def messages(
-        self, graph: Any, order: Any, last: int, repeats: bool, meeting: Meeting | None
+        self, order: Any, last: int, repeats: bool, meeting: Meeting | None
     ) -> Generator[tuple[Any, ...], None, None]:
         """Yields the messages that answer an order: the number of each, its segments, and the parts of an `Envelope`.
 
         The last part of each is a `Snapshot` as plain values, or None.
 
-        Graph and order come as `Sent` by an `IndexSender`, or in a list as the reference to that. `last` is the number
-        of the last message that arrived; with `repeats`, what the graph reported in later ones is sent again.
+        The order is `Sent` by an `IndexSender`. `last` is the number of the last message that arrived; with `repeats`,
+        what the graph reported in later ones is sent again.
         """
-        if self._graph is None:
-            sent: Any = ray.get(graph[0]) if isinstance(graph, list) else graph
-            _, was_said, functions, datapipe = self._indexes.unpack(sent)
-            said.update(was_said)
-            self._graph = WorkerGraph(datapipe, functions)
+        assert self._graph is not None
         is_shared = meeting is not None and meeting.is_here(ray.get_runtime_context().get_node_id())
         missed = [sent for sent in self._sent if sent.number > last]
         self._sent.clear()

@@ -68,6 +68,8 @@ class ActorLink(StreamLink):
         self._actor = self._start_actor(self._number, self._ahead, self._avoided)
         self._place_found = self._actor.place.remote()
         self.place: ActorPlace | None = None  # known once it has started
+        self._graph_loaded: Any = None  # the answer to the graph; not awaited if that has come
+        self._has_loaded = False
         self._memory = MappedMemory(self._limits)
         self._last = self._newest = -1  # the number of the last message, noted and not
 
@@ -78,10 +80,13 @@ class ActorLink(StreamLink):
         """
         self._cancel()
         self._note_order(turn, facts, keeps_facts=keeps_facts)
+        graph, order = sent
+        if self._graph_loaded is None:
+            self._graph_loaded = self._actor.load.remote(graph)
         # The actor itself holds one message more.
         options = {"num_returns": "streaming", "_generator_backpressure_num_objects": max(self._ahead - 1, 1)}
         # A stream that runs on reports again what was in messages that never arrived.
-        self.stream = self._actor.messages.options(**options).remote(*sent, self._last, keeps_facts, self._meeting)
+        self.stream = self._actor.messages.options(**options).remote(order, self._last, keeps_facts, self._meeting)
         self._memory.trim()
 
     def is_hopeless(self, loss: LostActorError, most: int) -> bool:
@@ -105,7 +110,7 @@ class ActorLink(StreamLink):
         self._start()
 
     def _receive(self, watch: StallWatch) -> Message:
-        if self.place is None and self.stream is not None:
+        if not self._has_loaded and self.stream is not None:
             self._await_start(watch)
         return super()._receive(watch)
 
@@ -152,37 +157,54 @@ class ActorLink(StreamLink):
             raise LostActorError(f"its memory cannot be mapped: {error}", place) from error
 
     def _await_start(self, watch: StallWatch) -> None:
-        """Waits until the actor has started; an actor may take longer for that than for an item."""
+        """Waits until the actor has started and imported what the graph needs, which may take longer than an item."""
+        deadline = time.monotonic() + (watch.timeout + _MOST_START if watch.timeout else inf)
         try:
-            place = self._wait_for_start(watch.timeout + _MOST_START if watch.timeout else inf)
+            if self.place is None and self._is_there(self._place_found, deadline, self._why_not_started):
+                self.place = ActorPlace(*self._ray.get(self._place_found))
+            if self.place is not None and self._is_there(self._graph_loaded, deadline, self._why_not_loaded):
+                self._ray.get(self._graph_loaded)
+                self._has_loaded = True
         except self._ray.exceptions.RayError as error:
             raise self.lost(error) from error
-        if place is None:
+        if not self._has_loaded:
             raise RuntimeError(watch.late(self._number))
 
-    def _wait_for_start(self, timeout: float) -> ActorPlace | None:
-        """Returns where the actor runs, once it has started; None after `timeout` seconds."""
-        waited, pause = 0.0, _SLOW_START
-        while self.place is None and waited < timeout:
-            if self._ray.wait([self._place_found], timeout=min(pause, timeout - waited))[0]:
-                self.place = ActorPlace(*self._ray.get(self._place_found))
-                break
-            waited, pause = waited + pause, 2 * pause
-            logger.warning(
-                "worker %d of %d has waited %d s for its actor to start: the cluster is still preparing it, or has no "
-                "room for what it asks for (%s); `ray status` shows what is free. It starts as soon as it can",
-                *(self._number, self._workers, waited, self._needs),
-            )
-        return self.place
+    def _is_there(self, answer: Any, deadline: float, why: Callable[[float], str]) -> bool:
+        """Waits for an answer until a time; `why` says after some seconds why it is not there."""
+        begun, pause = time.monotonic(), _SLOW_START
+        while (rest := deadline - time.monotonic()) > 0:
+            if self._ray.wait([answer], timeout=min(pause, rest))[0]:
+                return True
+            logger.warning("worker %d of %d %s", self._number, self._workers, why(time.monotonic() - begun))
+            pause *= 2
+        return False
+
+    def _why_not_started(self, seconds: float) -> str:
+        return (
+            f"has waited {seconds:.0f} s for its actor to start: the cluster is still preparing it, or has no room for "
+            f"what it asks for ({self._needs}); `ray status` shows what is free. It starts as soon as it can"
+        )
+
+    def _why_not_loaded(self, seconds: float) -> str:
+        return f"has waited {seconds:.0f} s for its actor on {self.place} to import what the graph needs"
 
     @property
     def note(self) -> str:
         """Why the actor's stack is not wanted, or not to be had; "" if it is."""
-        if self.place is None:
+        self._look_for_place()
+        if self.place is None or self._graph_loaded is None:
             return "has not started"
+        if not self._has_loaded and not self._ray.wait([self._graph_loaded], timeout=0)[0]:
+            return "imports what the graph needs"
         if self._has_ended:
             return "has made all its items of this epoch"
         return "has items ready" if self.stream is not None and self.stream.next_ready() else ""
+
+    def _look_for_place(self) -> None:
+        if self.place is None:
+            with suppress(self._ray.exceptions.RayError):
+                self.place = ActorPlace(*self._ray.get(self._place_found, timeout=0))
 
     def ask(self) -> Any:
         """Asks the actor where it runs; the answer is there at once if that is not reachable."""
@@ -190,9 +212,7 @@ class ActorLink(StreamLink):
 
     def lost(self, error: Exception) -> LostActorError:
         """Returns the error for the lost actor; raises a RuntimeError if another one would fail too."""
-        if self.place is None:  # it may have begun, and been lost before its first message
-            with suppress(self._ray.exceptions.RayError):
-                self.place = ActorPlace(*self._ray.get(self._place_found, timeout=0))
+        self._look_for_place()  # it may have begun, and been lost before its first message
         return lost(self._ray, error, self.place, f"worker {self._number} of {self._workers}")
 
     def is_on(self, place: ActorPlace | None) -> bool:

@@ -1,4 +1,4 @@
-"""One thread of a process, which looks at what its streams are doing: 20 times a second at first, then five."""
+"""One thread of a process, which looks at what its streams are doing: 20 times a second at first, five in the end."""
 
 from __future__ import annotations
 

@@ -28,7 +28,9 @@ logger = logging.getLogger(__name__)
 
 _PUBLISH = 0.45  # seconds after which a snapshot is published
 _FLUSH = 10  # after how many looks a trace is written
-_ENOUGH = 100  # after how many looks there are 5 a second, not 20: shares of the time are about right by then
+# Up to the first number of looks there are 20 a second, up to the second 10: by then the shares of the time are about
+# right, and there are 5.
+_FEW, _ENOUGH = 20, 60
 _NEWS = 0.1  # seconds after which one is published if the worker is blocked
 _SEARCH = 20  # after how many looks all threads are searched for stages, not only those that had some
 
@@ -123,7 +125,7 @@ class Tally:
         """The number of seconds between two looks."""
         if self.track is not None:
             return INTERVAL
-        return sampler.INTERVAL if self._looks < _ENOUGH else 4 * sampler.INTERVAL
+        return sampler.INTERVAL * (1 if self._looks < _FEW else 2 if self._looks < _ENOUGH else 4)
 
     def _find_graph(self) -> None:
         end = self._find_end()

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
+import torch.utils.data
 from torch.distributed.device_mesh import init_device_mesh
 
 from tests.kits.ranks import ranks_of, run_ranks
@@ -75,6 +76,9 @@ def run_script(folder: str, *arguments: str) -> None:
     kind, ranks_by, urls, names, workers, context, world = map(json.loads, arguments)
     warnings.filterwarnings("ignore", "'set_vital' is deprecated")
     warnings.filterwarnings("ignore", "This DataLoader will create")
+    # So long StatefulDataLoader waits for each worker of an iterator that the garbage collector finds; they may not be
+    # told that they shall end.
+    vars(torch.utils.data._utils)["MP_STATUS_CHECK_INTERVAL"] = 0.5
 
     def run(rank: int) -> dict[str, Run]:
         ranks = ranks_from(ranks_by)

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -236,7 +237,7 @@ def test_error_says_so_when_an_actor_does_not_answer(cluster: DataCluster) -> No
         IterableWrapper(range(600)).sharding_filter().map(slow_number), 2, timeout=5, pool=RayPool(**ON_DATA_NODES)
     ) as loader:
         items = iter(loader)
-        next(items)
+        assert [next(items), next(items)] == [0, 1]  # both actors run now
         stopped = cluster.actors()[0].pid
         os.kill(stopped, signal.SIGSTOP)
         try:
@@ -287,6 +288,21 @@ def test_time_in_which_an_actor_imports_is_not_that_of_an_item(
         assert [*loader] == [*range(9)]
     found = [text for text in caplog.messages if re.search(r"^worker 0 of 1 has waited \d s for its actor", text)]
     assert re.search(r"on node \S+ \(\w+\), pid \d+ to import what the graph needs$", found[-1])
+
+
+def test_error_has_the_stack_when_an_actor_is_stuck_while_it_imports(
+    cluster: DataCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(actor_link, "_MOST_START", 1)
+    graph = loading(partial(dead_lock, 0))
+    found = r"(?s)worker 0 \(pid \d+ on node [0-9.]+\): imports what the graph needs, for \d+ s; in dead_lock, "
+    with (
+        WdsLoader(graph, 1, timeout=4, pool=RayPool(**ON_DATA_NODES)) as loader,
+        pytest.raises(RuntimeError, match=found),
+    ):
+        list(loader)
+    del loader
+    assert not left_in(cluster, after_error=True)
 
 
 def test_actors_that_end_while_they_import_count_as_lost(cluster: DataCluster) -> None:

@@ -15,6 +15,7 @@ from torchdata_wds.workers.processes.shared_memory import Limits
 from torchdata_wds.workers.ray.actor_stacks import stacks_of
 from torchdata_wds.workers.ray.losses import ActorPlace, LostActorError, lost, shortened
 from torchdata_wds.workers.ray.node_memory import MappedMemory, Meeting
+from torchdata_wds.workers.stats.figures import At
 from torchdata_wds.workers.stats.sampling.snapshot import Snapshot
 from torchdata_wds.workers.stats.stalls.watch import StallWatch
 from torchdata_wds.workers.stats.stalls.worker_states import WorkerState
@@ -68,8 +69,8 @@ class ActorLink(StreamLink):
         self._actor = self._start_actor(self._number, self._ahead, self._avoided)
         self._place_found = self._actor.place.remote()
         self.place: ActorPlace | None = None  # known once it has started
-        self._graph_loaded: Any = None  # the answer to the graph; not awaited if that has come
-        self._has_loaded = False
+        self._graph_loaded: Any = None  # the answer to the graph
+        self._graph_sent, self._has_loaded = 0.0, False
         self._memory = MappedMemory(self._limits)
         self._last = self._newest = -1  # the number of the last message, noted and not
 
@@ -83,6 +84,7 @@ class ActorLink(StreamLink):
         graph, order = sent
         if self._graph_loaded is None:
             self._graph_loaded = self._actor.load.remote(graph)
+            self._graph_sent = time.monotonic()
         # The actor itself holds one message more.
         options = {"num_returns": "streaming", "_generator_backpressure_num_objects": max(self._ahead - 1, 1)}
         # A stream that runs on reports again what was in messages that never arrived.
@@ -195,11 +197,21 @@ class ActorLink(StreamLink):
         self._look_for_place()
         if self.place is None or self._graph_loaded is None:
             return "has not started"
-        if not self._has_loaded and not self._ray.wait([self._graph_loaded], timeout=0)[0]:
-            return "imports what the graph needs"
+        if self._is_loading():
+            return ""
         if self._has_ended:
             return "has made all its items of this epoch"
         return "has items ready" if self.stream is not None and self.stream.next_ready() else ""
+
+    @property
+    def at(self) -> At | None:
+        """What the actor is at, as far as it has told."""
+        if self._is_loading():
+            return At("imports what the graph needs", "", 0, time.monotonic() - self._graph_sent)
+        return super().at
+
+    def _is_loading(self) -> bool:
+        return not (self._has_loaded or self._ray.wait([self._graph_loaded], timeout=0)[0])
 
     def _look_for_place(self) -> None:
         if self.place is None:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from torchdata_wds.workers.stats.figures import Waits
 
 #: If an item takes fewer seconds than this, only one of several is measured: measuring takes 4 to 12 microseconds.
-_WORTH = 0.004
+_WORTH = 0.01
 _MOST_RECENT = 1000
 _MOST_LEFT_OUT = 1000
 _NEVER = 1 << 62

@@ -1,4 +1,4 @@
-"""One thread of a process, which looks at what its streams are doing: 20 times a second at first, five in the end."""
+"""One thread of a process, which looks at what its streams are doing: 20 times a second at first, less often later."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from torchdata_wds.pipes.running import frames_of_threads
 
 logger = logging.getLogger(__name__)
 
-#: Seconds between two looks at first. Each takes some 200 us, with all that waking the thread costs, and the threads
-#: that run must let go of the interpreter for it.
+#: Seconds between two of the first looks. Each takes some 200 us, with all that waking the thread costs, and the
+#: threads that run must let go of the interpreter for it.
 INTERVAL = 0.05
 
 #: The thread asks for the interpreter, and gets it when the one that holds it waits for something, or after this many

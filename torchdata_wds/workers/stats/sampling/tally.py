@@ -28,11 +28,10 @@ logger = logging.getLogger(__name__)
 
 _PUBLISH = 0.45  # seconds after which a snapshot is published
 _FLUSH = 10  # after how many looks a trace is written
-# Up to the first number of looks there are 20 a second, up to the second 10: by then the shares of the time are about
-# right, and there are 5.
-_FEW, _ENOUGH = 20, 60
+# Up to how many looks there are 20, 10 and 5 a second; then 2.5, as the shares of the time are about right.
+_MANY, _SOME, _FEW = 20, 60, 110
 _NEWS = 0.1  # seconds after which one is published if the worker is blocked
-_SEARCH = 20  # after how many looks all threads are searched for stages, not only those that had some
+_SEARCH = 10  # after how many looks all threads are searched for stages, not only those that had some
 
 #: Native stages that only wait for a thread of theirs, which runs the stages before them.
 _WAITING = ("Prefetcher", "PinMemory", "FullSync")
@@ -100,6 +99,7 @@ class Tally:
         meters.forget_slowest()
         self._find_end, self._without = find_end, without
         self._safely(self._find_graph)
+        self._threads = set()
         self._since = self._made_at = time.perf_counter()
         self._waited_then = meters.waited()
         # In the main process it may be another loader's.
@@ -125,7 +125,8 @@ class Tally:
         """The number of seconds between two looks."""
         if self.track is not None:
             return INTERVAL
-        return sampler.INTERVAL * (1 if self._looks < _FEW else 2 if self._looks < _ENOUGH else 4)
+        looks = self._looks
+        return sampler.INTERVAL * (1 if looks < _MANY else 2 if looks < _SOME else 4 if looks < _FEW else 8)
 
     def _find_graph(self) -> None:
         end = self._find_end()

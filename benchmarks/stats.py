@@ -5,9 +5,10 @@
 "On" is the package as it is. "Off" takes out the thread that looks at stacks, the clocks of `next(loader)` and of
 sources, and the snapshots. "Off again" is a second one without, and differs from the first by the scatter alone. They
 take turns in one loader, an epoch each, every second turn in the other order, so that a machine that is slower for a
-while is so for all; what is compared is epochs of one turn. The CPU time is that of this process and of the loader's
-workers: other programs have less influence on it than on the time of a clock. What the imports left in memory is hidden
-from the garbage collector, which otherwise takes a tenth of a second for it in some of the epochs.
+while is so for all; each epoch is compared with the mean of the two without figures of the same turn. The CPU time is
+that of this process and of the loader's workers: other programs have less influence on it than on the time of a
+clock. What the imports left in memory is hidden from the garbage collector, which otherwise takes a tenth of a second
+for it in some of the epochs.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from ctypes import c_bool
 from functools import partial
 from multiprocessing import active_children
 from multiprocessing.sharedctypes import RawValue
-from statistics import median
+from statistics import mean, median
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -42,7 +43,7 @@ COLUMNS = {
     "CPU µs/sample": "{microseconds:,.2f}",
     "more than off": "{overhead:+.2f}%",
 }
-TITLE = "Figures on and off: CPU time a sample, medians, and the median of the ratios of epochs in one turn"
+TITLE = "Figures on and off: CPU time a sample, medians, and the median of the ratios to both epochs of a turn without"
 
 
 class Case(NamedTuple):
@@ -168,9 +169,11 @@ def measure(kinds: Iterable[str], arguments: argparse.Namespace) -> Table:
             on, off = partial(epochs.run, is_on=True), partial(epochs.run, is_on=False)
             contenders = [Contender("on", on), Contender("off", off), Contender("off again", off)]
             runs = run_rounds(kind, contenders, arguments.rounds * case.epochs)
-        base = [run.seconds / run.samples for run in runs["off"]]
-        for row in compare(kind, runs, base="off"):
-            ratio = median(now / off for now, off in zip(row["rounds"], base, strict=True))
+        found = compare(kind, runs, base="off")
+        costs = {row["contender"]: row["rounds"] for row in found}
+        without = list(map(mean, zip(costs["off"], costs["off again"], strict=True)))
+        for row in found:
+            ratio = median(now / off for now, off in zip(row["rounds"], without, strict=True))
             rows.append({**row, "overhead": 100 * (ratio - 1)})
     return Table(TITLE, COLUMNS, rows, "microseconds", "CPU µs/sample")
 

@@ -29,7 +29,8 @@ _PAUSE, _LONGEST_PAUSE = (
     0.1,
     3.0,
 )  # seconds before a second actor in a row that never ran is replaced; doubled each time
-_MOST_START = 120.0  # how many seconds longer than `timeout` an actor may take to start
+# How many seconds longer than `timeout` an actor may take to start, and then to import what the graph needs.
+_MOST_START = _MOST_IMPORT = 120.0
 
 
 class ActorLink(StreamLink):
@@ -160,11 +161,11 @@ class ActorLink(StreamLink):
 
     def _await_start(self, watch: StallWatch) -> None:
         """Waits until the actor has started and imported what the graph needs, which may take longer than an item."""
-        deadline = time.monotonic() + (watch.timeout + _MOST_START if watch.timeout else inf)
+        most = watch.timeout or inf
         try:
-            if self.place is None and self._is_there(self._place_found, deadline, self._why_not_started):
+            if self.place is None and self._is_there(self._place_found, most + _MOST_START, self._why_not_started):
                 self.place = ActorPlace(*self._ray.get(self._place_found))
-            if self.place is not None and self._is_there(self._graph_loaded, deadline, self._why_not_loaded):
+            if self.place is not None and self._is_there(self._graph_loaded, most + _MOST_IMPORT, self._why_not_loaded):
                 self._ray.get(self._graph_loaded)
                 self._has_loaded = True
         except self._ray.exceptions.RayError as error:
@@ -172,11 +173,11 @@ class ActorLink(StreamLink):
         if not self._has_loaded:
             raise RuntimeError(watch.late(self._number))
 
-    def _is_there(self, answer: Any, deadline: float, why: Callable[[float], str]) -> bool:
-        """Waits for an answer until a time; `why` says after some seconds why it is not there."""
+    def _is_there(self, answer: Any, most: float, why: Callable[[float], str]) -> bool:
+        """Waits for an answer for at most so many seconds; `why` says after some of them why it is not there."""
         begun, pause = time.monotonic(), _SLOW_START
-        while (rest := deadline - time.monotonic()) > 0:
-            if self._ray.wait([answer], timeout=min(pause, rest))[0]:
+        while (waited := time.monotonic() - begun) < most:
+            if self._ray.wait([answer], timeout=min(pause, most - waited))[0]:
                 return True
             logger.warning("worker %d of %d %s", self._number, self._workers, why(time.monotonic() - begun))
             pause *= 2

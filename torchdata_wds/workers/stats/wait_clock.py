@@ -12,8 +12,10 @@ from typing import Any, NamedTuple
 
 from torchdata_wds.workers.stats.figures import Waits
 
-#: If an item takes fewer seconds than this, only one of several is measured: measuring takes 4 to 12 microseconds.
-_WORTH = 0.01
+#: If an item takes fewer seconds than this, with the training step, only one of several is measured: measuring takes 4
+#: to 12 microseconds. A loop that takes less than `_QUICK` an item does nothing with most items, and may know less.
+_WORTH, _WORTH_OF_QUICK = 0.001, 0.004
+_QUICK = 0.0001
 _MOST_RECENT = 1000
 _MOST_LEFT_OUT = 1000
 _NEVER = 1 << 62
@@ -74,7 +76,8 @@ class WaitClock:
         # Each line here costs several times what it would in a loop, as the processor's caches hold other code.
         self._recent.append((now - began, weight))
         if self._ended:
-            self._left_out = left_out = min(int(_WORTH * weight / (now - self._ended + 1e-9)), _MOST_LEFT_OUT)
+            each = (now - self._ended) / weight + 1e-9
+            self._left_out = left_out = min(int((_WORTH if each > _QUICK else _WORTH_OF_QUICK) / each), _MOST_LEFT_OUT)
             self.due = taken + int(_random() * (2 * left_out + 1))
         self._ended, self._counted = now, taken
         if len(self._recent) > _MOST_RECENT:

@@ -296,15 +296,8 @@ def test_error_has_the_stack_when_an_actor_is_stuck_while_it_imports(
 ) -> None:
     monkeypatch.setattr(actor_link, "_MOST_IMPORT", 1)
     monkeypatch.setattr(actor_stacks, "_TASK", 120)
-    graph = loading(partial(dead_lock, 0))
     found = r"(?s)worker 0 \(pid \d+ on node [0-9.]+\): imports what the graph needs, for \d+ s; in dead_lock, "
-    with (
-        WdsLoader(graph, 1, timeout=4, pool=RayPool(**ON_DATA_NODES)) as loader,
-        pytest.raises(RuntimeError, match=found),
-    ):
-        list(loader)
-    del loader
-    assert not left_in(cluster, after_error=True)
+    check_error(found, loading(partial(dead_lock, 0)), cluster)
 
 
 def test_actors_that_end_while_they_import_count_as_lost(cluster: DataCluster) -> None:
@@ -319,8 +312,12 @@ def test_actors_that_end_while_they_import_count_as_lost(cluster: DataCluster) -
 def test_error_has_the_stack_when_an_actor_is_stuck(cluster: DataCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """A task on its node, where the program does not run, asks for it by a signal."""
     monkeypatch.setattr(actor_stacks, "_TASK", 120)
-    pipe = IterableWrapper(range(9)).sharding_filter().map(dead_lock)
     found = r"(?s)within timeout=5.*worker 0 \(pid \d+ on node [0-9.]+\): in dead_lock, line \d+.* lock.acquire\(\)"
+    check_error(found, IterableWrapper(range(9)).sharding_filter().map(dead_lock), cluster)
+
+
+def check_error(found: str, pipe: Any, cluster: DataCluster) -> None:
+    """A loader whose actor is stuck raises an error that matches, and leaves nothing in the cluster."""
     with (
         WdsLoader(pipe, 1, timeout=5, pool=RayPool(**ON_DATA_NODES)) as loader,
         pytest.raises(RuntimeError, match=found),

@@ -174,7 +174,7 @@ class ActorLink(StreamLink):
             raise RuntimeError(watch.late(self._number))
 
     def _is_there(self, answer: Any, most: float, why: Callable[[float], str]) -> bool:
-        """Waits for an answer for at most so many seconds; `why` says after some of them why it is not there."""
+        """Returns whether an answer comes within `most` seconds; logs what `why` returns while it is late."""
         begun, pause = time.monotonic(), _SLOW_START
         while (waited := time.monotonic() - begun) < most:
             if self._ray.wait([answer], timeout=min(pause, most - waited))[0]:

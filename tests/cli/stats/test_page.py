@@ -1,5 +1,6 @@
 """The web page of ``stats``, and how a browser shows it."""
 
+import re
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -80,6 +81,14 @@ def test_page_leaves_out_what_would_be_too_long(tmp_path: Path) -> None:
     assert "and 800 more fields" in text
     assert "980 more fields are in fewer than half of the samples" in text
     assert len(text) < 200_000
+
+
+def test_axis_has_each_label_once(tmp_path: Path) -> None:
+    """Although several of its bars begin at sizes that are written alike."""
+    path = write_tar(tmp_path / "x.tar", [(f"{number:03d}.bin", b"1" * (4210 + number)) for number in range(300)])
+    labels = re.findall(r'text-anchor="\w+">([^<]*)<', page_of(tmp_path, path))
+    assert len(labels) > 2
+    assert len(set(labels)) == len(labels)
 
 
 def test_page_of_nothing_is_a_page(tmp_path: Path) -> None:

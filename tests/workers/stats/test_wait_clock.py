@@ -31,22 +31,30 @@ def test_wait_ends_with_the_epoch_whatever_ends_it(error: BaseException | None) 
     assert 0.002 <= waited <= seconds
 
 
+class CountingClock(WaitClock):
+    measured = 0
+
+    def note(self, taken: int) -> None:
+        self.measured += 1
+        super().note(taken)
+
+
 @pytest.mark.parametrize(("each", "least", "most"), [(0.0011, 1.0, 1.0), (0.0003, 0.15, 0.5), (0.00001, 0.001, 0.01)])
 def test_all_waits_are_measured_when_an_item_takes_a_millisecond(
     each: float, least: float, most: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So that none is missed where items come in bursts; of quicker items, those measured stand for all."""
-    now, measured, count = 100.0, 0, 5000
+    now, count = 100.0, 5000
     monkeypatch.setattr(wait_clock, "perf_counter", lambda: now)
-    clock = WaitClock()
-    for taken in range(count):
-        is_measured = taken >= clock.due
-        clock.began = now if is_measured else clock.began
-        now += each / 2  # the wait, and then the training step
-        if is_measured:
-            clock.note(taken + 1)
-            measured += 1
-        now += each / 2
-    assert least <= measured / count <= most
-    clock.stop()
+    clock = CountingClock()
+
+    def items() -> Iterator[int]:
+        nonlocal now
+        for number in range(count):
+            now += each / 2
+            yield number
+
+    for _ in MeasuredItems(items(), clock):
+        now += each / 2  # the training step
+    assert least <= clock.measured / count <= most
     assert clock.waited() == pytest.approx(count * each / 2, rel=0.2)

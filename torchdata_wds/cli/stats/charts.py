@@ -30,7 +30,7 @@ def histogram_chart(histogram: Histogram, form: Callable[[int], str], noun: str,
     for number, count in enumerate(counts):
         height = max(_LEAST, room * count / most) if count else 0.0
         low, high = edges[number], edges[number + 1] - 1
-        span = form(low) if low == high else f"{form(low)} to {form(high)}"
+        span = form(low) if form(low) == form(high) else f"{form(low)} to {form(high)}"
         label = page_text(f"{span}: {count:,} {noun if count == 1 else noun + 's'}")
         left = number * step
         # the first rectangle is for the pointer, which would miss a low bar
@@ -47,17 +47,17 @@ def histogram_chart(histogram: Histogram, form: Callable[[int], str], noun: str,
 
 
 def _ticks(edges: Sequence[int], step: float, form: Callable[[int], str]) -> Iterator[str]:
-    """Yields labels below bars, as many edges as have room; the first starts at the left border."""
-    end = 0.0
+    """Yields labels below bars, as many different ones as have room; the first starts at the left border."""
+    end, last = 0.0, ""
     for number, edge in enumerate(edges[:-1]):
         label = form(edge)
         width = _LETTER * len(label)
         left = 0.0 if number == 0 else number * step - width / 2
-        if (number and left < end) or (number and left + width > _WIDTH):
+        if number and (left < end or left + width > _WIDTH or label == last):
             continue
         anchor, place = ("start", 0.0) if number == 0 else ("middle", number * step)
         yield f'<text x="{place:.1f}" y="{_HEIGHT - 4}" text-anchor="{anchor}">{page_text(label)}</text>'
-        end = left + width + 4 * _LETTER
+        end, last = left + width + 4 * _LETTER, label
 
 
 def spark(histogram: Histogram) -> str:

@@ -25,10 +25,8 @@ logger = logging.getLogger(__name__)
 _SLOW_START = 30.0  # after how many seconds a warning says that an actor has not started; again after twice as long
 _INLINED = 100_000  # messages of fewer bytes do not use the object store
 _MOST_UNPLACED = 20
-_PAUSE, _LONGEST_PAUSE = (
-    0.1,
-    3.0,
-)  # seconds before a second actor in a row that never ran is replaced; doubled each time
+# Seconds before a second actor in a row that never ran is replaced, and the most; doubled each time.
+_PAUSE, _LONGEST_PAUSE = 0.1, 3.0
 # How many seconds longer than `timeout` an actor may take to start, and then to import what the graph needs.
 _MOST_START = _MOST_IMPORT = 120.0
 

@@ -1,5 +1,6 @@
 """A loader that is held back by something, in both fronts: its report names it."""
 
+import copy
 import itertools
 import time
 from collections.abc import Iterator
@@ -28,8 +29,21 @@ def stats_of(loader: Any) -> LoaderStats:
     return found
 
 
-def judged(front: str, pipe: IterDataPipe[Any], workers: int, *, step: float = STEP, **options: Any) -> Verdict:
-    """The verdict on an epoch of a training loop whose step takes some seconds; the report ends with its sentence."""
+def judged(
+    kind: str, front: str, pipe: IterDataPipe[Any], workers: int, *, step: float = STEP, **options: Any
+) -> Verdict:
+    """The verdict on an epoch of a training loop whose step takes some seconds; the report ends with its sentence.
+
+    If it is of another kind, up to two more epochs are judged: other programs may have held up this one.
+    """
+    verdicts = [judged_once(front, copy.deepcopy(pipe), workers, step, options)]
+    while verdicts[-1].kind != kind and len(verdicts) < 3:
+        verdicts.append(judged_once(front, copy.deepcopy(pipe), workers, step, options))
+    assert kind in [verdict.kind for verdict in verdicts]
+    return verdicts[-1]
+
+
+def judged_once(front: str, pipe: IterDataPipe[Any], workers: int, step: float, options: dict[str, Any]) -> Verdict:
     with loader_of(pipe, workers, front=front, **options) as loader:
         for _ in loader:
             time.sleep(step)
@@ -112,8 +126,8 @@ def served(faults: list[Fault | None], count: int = 20, size: int = 20_000) -> I
 )
 def test_slow_decode_is_named(front: str, workers: int, shards: list[str]) -> None:
     """A function of the user that only sleeps."""
-    verdict = judged(front, samples(shards).wds_decode(sleeping), workers)
-    assert (verdict.kind, verdict.subject) == ("stage", "wds_decode(sleeping)")
+    verdict = judged("stage", front, samples(shards).wds_decode(sleeping), workers)
+    assert verdict.subject == "wds_decode(sleeping)"
 
 
 @pytest.mark.slow
@@ -121,8 +135,8 @@ def test_slow_decode_is_named(front: str, workers: int, shards: list[str]) -> No
 def test_stage_that_computes_is_named(front: str, workers: int) -> None:
     """Before batches are made."""
     pipe = IterableWrapper(range(30 * max(workers, 1))).sharding_filter().wds_map(burning).batch(2)
-    verdict = judged(front, pipe, workers)
-    assert (verdict.kind, verdict.subject) == ("stage", "wds_map(burning)")
+    verdict = judged("stage", front, pipe, workers)
+    assert verdict.subject == "wds_map(burning)"
 
 
 @pytest.mark.slow
@@ -133,12 +147,8 @@ def test_slow_server_is_named(front: str, workers: int) -> None:
         (Fault("late", seconds=0.4), "latency"),
         (Fault("slow", size=40_000, seconds=0.05), "bandwidth"),
     ):
-        for _ in range(3):  # a busy machine may hold up one of the workers
-            with served([fault] * 3 * max(workers, 1)) as urls:
-                verdict = judged(front, samples(urls), workers)
-            if verdict.kind == kind:
-                break
-        assert verdict.kind == kind
+        with served([fault] * 3 * max(workers, 1)) as urls:
+            verdict = judged(kind, front, samples(urls), workers)
         assert verdict.subject == urls[0].rpartition("/")[0]
         assert "read_ahead" in verdict.hints
 
@@ -147,8 +157,8 @@ def test_slow_server_is_named(front: str, workers: int) -> None:
 @runs
 def test_slow_training_step_is_named(front: str, workers: int, shards: list[str]) -> None:
     """Nothing is to be done about the loader."""
-    verdict = judged(front, samples(shards).wds_decode(), workers, step=0.02)
-    assert (verdict.kind, verdict.hints) == ("trainer", ())
+    verdict = judged("trainer", front, samples(shards).wds_decode(), workers, step=0.02)
+    assert verdict.hints == ()
 
 
 @pytest.mark.slow
@@ -156,8 +166,8 @@ def test_slow_training_step_is_named(front: str, workers: int, shards: list[str]
 def test_starved_queue_is_named(front: str) -> None:
     """Items come in bursts, and the queue is too short to bridge them."""
     pipe = IterableWrapper(range(60)).sharding_filter().map(large).wds_map(in_bursts)
-    verdict = judged(front, pipe, 2, step=0.03, prefetch_factor=1)
-    assert (verdict.kind, verdict.subject, verdict.hints) == ("bursts", "wds_map(in_bursts)", ("prefetch_factor",))
+    verdict = judged("bursts", front, pipe, 2, step=0.03, prefetch_factor=1)
+    assert (verdict.subject, verdict.hints) == ("wds_map(in_bursts)", ("prefetch_factor",))
 
 
 @pytest.mark.slow
@@ -165,8 +175,8 @@ def test_starved_queue_is_named(front: str) -> None:
 def test_worker_with_a_slow_stage_is_named(front: str) -> None:
     """The other waits for it, since items come from both in turn."""
     pipe = IterableWrapper(range(40)).sharding_filter().map(large).wds_map(slow_in_one)
-    verdict = judged(front, pipe, 2)
-    assert (verdict.kind, verdict.worker, verdict.subject) == ("worker", 1, "wds_map(slow_in_one)")
+    verdict = judged("worker", front, pipe, 2)
+    assert (verdict.worker, verdict.subject) == (1, "wds_map(slow_in_one)")
 
 
 @pytest.mark.slow
@@ -174,8 +184,8 @@ def test_worker_with_a_slow_stage_is_named(front: str) -> None:
 def test_worker_with_a_slow_shard_is_named(front: str) -> None:
     """The shard is named too."""
     with served([None, Fault("slow", size=60_000, seconds=0.1)], size=60_000) as urls:
-        verdict = judged(front, samples(urls), 2)
-    assert (verdict.kind, verdict.worker, verdict.subject) == ("worker", 1, urls[1])
+        verdict = judged("worker", front, samples(urls), 2)
+    assert (verdict.worker, verdict.subject) == (1, urls[1])
 
 
 @pytest.mark.slow
@@ -183,8 +193,8 @@ def test_worker_with_a_slow_shard_is_named(front: str) -> None:
 def test_stage_in_the_main_process_is_named(front: str) -> None:
     """It follows the border of the workers."""
     pipe = IterableWrapper(range(40)).sharding_filter().join_workers().wds_map(sleeping_item)
-    verdict = judged(front, pipe, 2)
-    assert (verdict.kind, verdict.subject, verdict.hints) == ("main", "wds_map(sleeping_item)", ("move_stage",))
+    verdict = judged("main", front, pipe, 2)
+    assert (verdict.subject, verdict.hints) == ("wds_map(sleeping_item)", ("move_stage",))
 
 
 @pytest.mark.slow
@@ -202,5 +212,6 @@ def test_many_small_items_are_named(front: str) -> None:
 @pytest.mark.parametrize("front", FRONTS)
 def test_worker_with_all_the_work_is_named(front: str) -> None:
     """The other got no source."""
-    verdict = judged(front, IterableWrapper([40]).sharding_filter().map(list_up_to).unbatch().wds_map(sleeping_item), 2)
-    assert (verdict.kind, verdict.worker, verdict.hints) == ("uneven", 0, ("even_shards",))
+    pipe = IterableWrapper([40]).sharding_filter().map(list_up_to).unbatch().wds_map(sleeping_item)
+    verdict = judged("uneven", front, pipe, 2)
+    assert (verdict.worker, verdict.hints) == (0, ("even_shards",))

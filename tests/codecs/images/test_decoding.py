@@ -69,13 +69,32 @@ def test_spec_gives_its_type_and_shape_when_image_is_rgb() -> None:
         if spec.startswith("torch"):
             assert value.shape == (channels, 5, 7)
             assert value.dtype == (torch.uint8 if spec.endswith("8") else torch.float32)
-            assert value.is_contiguous()
             continue
         assert value.shape == ((5, 7) if channels == 1 else (5, 7, channels))
         assert value.dtype == (np.uint8 if spec.endswith("8") else np.float32)
         assert value.flags.c_contiguous
         assert value.flags.owndata
         assert value.flags.writeable
+
+
+@pytest.mark.usefixtures("jpegs_by")
+def test_tensor_is_a_view_of_rows_of_pixels_when_of_bytes() -> None:
+    """Tensors of uint8 are CHW views of HWC memory, as torchvision's decoders give; floats are in CHW memory."""
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    for spec, form in itertools.product(SPECS, ["JPEG", "PNG"]):
+        if not spec.startswith("torch"):
+            continue
+        for options in ({}, {"max_size": 4}, {"exif_transpose": True}):
+            value = image_decoder(spec, **options).decode(image_file(picture(), form, exif=turned))
+            array = image_decoder(spec.removeprefix("torch") or "rgb", **options).decode(
+                image_file(picture(), form, exif=turned)
+            )
+            assert np.array_equal(as_array(value), array)
+            assert value.is_contiguous() or spec in ("torchrgb8", "torchrgba8")
+            if spec.endswith("8"):
+                assert value.permute(1, 2, 0).is_contiguous()
+            assert value.untyped_storage().nbytes() == value.nbytes
 
 
 def test_spec_equals_webdataset_when_file_has_eight_bits() -> None:

@@ -11,6 +11,7 @@ import numpy as np
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+    from torch import Tensor
 
 #: uint8 or uint16, HW or HWC.
 Pixels = np.ndarray[Any, Any]
@@ -76,21 +77,35 @@ def fitting_size(size: tuple[int, int], max_size: int | None) -> tuple[int, int]
 
 
 def to_values(pixels: Pixels, spec: ImageSpec) -> Any:
-    """Converts uint8 or uint16 pixels, HW or HWC, to what the spec names, with at most one copy."""
+    """Converts uint8 or uint16 pixels, HW or HWC, to what the spec names, with at most one copy.
+
+    Tensors of uint8 are CHW views of HWC memory, as those of torchvision's decoders: nothing is transposed, and torch
+    resizes them faster. Floats are made in a pass of their own, so it writes CHW memory: arithmetic by channel, as
+    normalizing is, takes several times as long on views.
+    """
     if spec.container == "pil":
         return to_pil(pixels)
-    if spec.container == "torch" and pixels.ndim == 3:
-        pixels = pixels.transpose(2, 0, 1)
-    if spec.is_float:
-        values = np.empty(pixels.shape, np.float32)
-        np.divide(pixels, np.float32(np.iinfo(pixels.dtype).max), out=values)
-    else:
+    is_tensor = spec.container == "torch"
+    if not spec.is_float:
         values = _to_uint8(pixels)
-    if spec.container == "numpy":
+        return as_tensor(values) if is_tensor else values
+    if is_tensor:
+        pixels = pixels.transpose(2, 0, 1) if pixels.ndim == 3 else pixels[np.newaxis]
+    values = np.empty(pixels.shape, np.float32)
+    np.divide(pixels, np.float32(np.iinfo(pixels.dtype).max), out=values)
+    if not is_tensor:
         return values
     import torch
 
-    return torch.from_numpy(values if values.ndim == 3 else values[np.newaxis])
+    return torch.from_numpy(values)
+
+
+def as_tensor(pixels: Pixels) -> Tensor:
+    """Returns a CHW view of pixels, HW or HWC."""
+    import torch
+
+    tensor = torch.from_numpy(pixels)
+    return tensor.permute(2, 0, 1) if pixels.ndim == 3 else tensor[None]
 
 
 def _to_uint8(pixels: Pixels) -> Pixels:

@@ -1,5 +1,6 @@
 """Patterns: braces, globs, folders, lists, and what is wrong with them."""
 
+import os
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +10,7 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from torchdata_wds.errors import ShardListError, ShardOpenError
+from torchdata_wds.errors import ShardListError, ShardOpenError, WdsError
 from torchdata_wds.storage import list_urls, open_shard
 from torchdata_wds.storage.compression import SHARD_SUFFIXES
 
@@ -83,6 +84,74 @@ def test_list_urls_expands(pattern: Any, urls: list[str]) -> None:
     assert listed(pattern) == urls
 
 
+@pytest.mark.parametrize("start", ["", "no/", "s3://b/", "https://h/", "file:///no/", "~no-one/", "a:"])
+def test_list_urls_asks_no_file_system_when_names_look_like_shards(start: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a network disk each question is a round trip; only whether a text with braces is itself a file is asked."""
+    asked: list[str] = []
+
+    def stat(path: Any, **options: Any) -> Any:
+        asked.append(str(path))
+        return real(path, **options)
+
+    real = os.stat
+    monkeypatch.setattr(os, "stat", stat)
+    names = [f"{start}x-{number}.tar.gz" for number in range(100)]
+    assert listed(names) == listed(f"{start}x-{{0..99}}.tar.gz") == names
+    assert len(asked) <= 1
+
+
+def test_list_urls_gives_the_same_when_names_look_like_shards(folder: Path) -> None:
+    """With a rule that matches nothing every name is resolved, which must make no difference."""
+    (folder / "deep" / "x{0..1}.tar").touch()
+    (folder / "z::a.tar").touch()
+    starts = (
+        "",
+        "deep/",
+        "./",
+        "file:",
+        "FILE://x/",
+        "memory://",
+        "s3://b/",
+        "https://h/",
+        "HTTP://h:8/",
+        "gs://b:{,:}x/",
+    )
+    starts += ("{~,deep}/", "~/", "{s3,file}://", "a:", "a:{,:}b/", "${x}/", "pipe:cat ", "dir://x/", "s4://")
+    ends = (
+        "a.tar",
+        "x{0..1}.tar",
+        "x{0..1",
+        "{a,b}",
+        "*.tar",
+        "x[1].tar",
+        "z::a.tar",
+        "{a,b}.tgz",
+        "a.TAR",
+        "{b..a}.tar",
+    )
+    ends += (
+        "",
+        "x?y=1.tar",
+        "e.tar?v=1&w={0..1}",
+        "{}",
+        "{x,y}/",
+        "a{0..}.tar",
+        "a.txt",
+        "x.tar\n",
+        "~.tar",
+        "$a.tar",
+        "{x}.tar",
+    )
+    for pattern in [start + end for start in starts for end in ends]:
+        results = []
+        for rewrite in (None, {"no-such://": "x"}):
+            try:
+                results.append(listed(pattern, rewrite=rewrite))
+            except WdsError as error:
+                results.append([str(error)])
+        assert results[0] == results[1], pattern
+
+
 def test_list_urls_does_no_work_before_it_is_iterated() -> None:
     """Only the options are looked at by the call."""
     assert next(list_urls(["a.tar", "nothing-*.tar"])) == "a.tar"
@@ -108,6 +177,15 @@ def test_list_urls_does_no_work_before_it_is_iterated() -> None:
 def test_list_urls_finds_local_shards(pattern: Any, names: list[str], folder: Path) -> None:
     """Globs and folders give files, sorted, hidden ones and folders left out."""
     assert listed(pattern) == names
+
+
+@pytest.mark.parametrize("name", ["deep/er.tar", "deep/{er,e}.tar"])
+def test_a_folder_with_the_name_of_a_shard_needs_its_slash(name: str, folder: Path) -> None:
+    """Names that look like shards are not looked up; opening one that is a folder says what to write."""
+    assert listed(name)[0] == listed(Path(name))[0] == "deep/er.tar"
+    with pytest.raises(ShardOpenError, match=r"a folder with the name of a shard; .* list deep/er\.tar/"):
+        open_shard("deep/er.tar")
+    assert listed("deep/er.tar/") == ["deep/er.tar/d.tar"]
 
 
 @pytest.mark.parametrize(

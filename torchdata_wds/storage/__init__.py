@@ -12,7 +12,7 @@ from typing import Any
 
 from torchdata_wds.storage.byte_streams import ByteStream, is_decompressed, open_metered, open_named, wrap_stream
 from torchdata_wds.storage.compression import compression_for, open_compressor
-from torchdata_wds.storage.listing import list_urls
+from torchdata_wds.storage.listing import list_each, list_urls
 from torchdata_wds.storage.places import Place, RewriteRules, StorageOptions, resolve
 from torchdata_wds.storage.sources.aistore import open_ais
 from torchdata_wds.storage.sources.command import kill_commands, open_command
@@ -24,8 +24,8 @@ from torchdata_wds.storage.urls import AIS, STDIN, local_path, mask_item, mask_u
 
 __all__ = [
     "ByteStream", "RewriteRules", "StorageOptions", "Target", "Unique", "can_reopen", "compression_for",
-    "is_decompressed", "kill_commands", "list_targets", "list_urls", "mask_item", "mask_url", "open_compressor",
-    "open_shard", "open_target", "remove_target", "wrap_stream",
+    "is_decompressed", "kill_commands", "list_each", "list_targets", "list_urls", "mask_item", "mask_url",
+    "open_compressor", "open_shard", "open_target", "remove_target", "wrap_stream",
 ]  # fmt: skip
 
 

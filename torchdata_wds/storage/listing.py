@@ -1,22 +1,16 @@
-"""Expands patterns into shard URLs: lists, braces, variables, and globs and folders on local disks and in stores.
+"""Expands patterns into shard URLs: lists, braces, variables, and globs and folders on local disks and in stores."""
 
-In a local glob, ``**`` matches folders at any depth and does not follow links to folders, as in bash, ripgrep and fd:
-each file is found once, and circular links are harmless. Links are followed for files, and for folders that the pattern
-names or ``*`` matches.
-"""
-
-import glob
-import logging
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 from urllib.parse import quote
 
-from torchdata_wds.environment import pattern_variable
+from torchdata_wds.environment import pattern_variable, rewriting_variables
 from torchdata_wds.errors import ShardListError, ShardOpenError, UnsafeDataError, WdsError
 from torchdata_wds.storage.byte_streams import naming
 from torchdata_wds.storage.compression import SHARD_SUFFIXES
+from torchdata_wds.storage.globs import files_among, find_matches
 from torchdata_wds.storage.places import Place, RewriteRules, StorageOptions, resolve
 from torchdata_wds.storage.retrying import error_words
 from torchdata_wds.storage.secrets.masking import mask_text, masked_cause
@@ -37,8 +31,6 @@ from torchdata_wds.storage.urls import (
     scheme_of,
 )
 
-logger = logging.getLogger(__name__)
-
 # In a web address "?" begins the query; in a command "*" is for the shell.
 _NEVER_SEARCHED = (STDIN, "pipe", "http", "https")
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
@@ -47,8 +39,17 @@ _SHOWN_SUFFIXES = ", ".join(SHARD_SUFFIXES)
 _MAGIC = re.compile(r"[*?[]")
 _QUERY = re.compile(r"\?[\w.-]+=[^*[]*$")
 
-# Patterns already warned about: each worker searches them again in every epoch.
-_warned: set[str] = set()
+# A text with one of these may stand for several shards, unless there is a file of exactly that name.
+_MARKS = re.compile(r"[{}*?[$]|::")
+
+# Names of shards by their look, perhaps with braces, about which no file system is asked: web addresses; URLs without a
+# wildcard or final slash; and paths without those, a ":" or a "~" that end in the suffix of a shard.
+_SHARD_NAMES = re.compile(
+    r"(?!file:)(?!.*(?:::|:\{|\}:))"
+    r"(?:https?://[^{}$]*|[a-z][a-z0-9+.-]+://[^*?\[$]*[^*?\[$}/]|"
+    rf"[^*?\[$~:]*(?:{'|'.join(map(re.escape, SHARD_SUFFIXES))}))",
+    re.IGNORECASE | re.DOTALL,
+)
 
 
 def list_urls(
@@ -62,8 +63,9 @@ def list_urls(
 
     A pattern is a str, a path, or a list or tuple of patterns, nested to any depth. Braces (``{000..146}``, ``{a,b}``)
     and ``a::b`` are expanded in all of them; globs and folders (local, or an fsspec URL that ends in ``/``) become the
-    shards found there, sorted. A path that exists locally is used verbatim. Rewriting rules decide where globs and
-    folders are searched; results are named like the pattern, so that the same rules find them when they are opened.
+    shards found there, sorted. A path that exists locally is used verbatim. A name that ends in a shard's suffix is
+    not looked up: a folder of such a name needs its ``/``. Rewriting rules decide where globs and folders are searched;
+    results are named like the pattern, so that the same rules find them when they are opened.
 
     With `variables`, ``${name}`` is replaced by the environment variable ``WDS_name``; in a command only if that is
     set, because the shell has variables too. Do not use it for untrusted patterns: they could read the environment.
@@ -72,8 +74,20 @@ def list_urls(
         >>> list(list_urls(["train-{0..1}.tar", ("https://host/{a,b}.tar?x=1", "pipe:cat x.tar")]))
         ['train-0.tar', 'train-1.tar', 'https://host/a.tar?x=1', 'https://host/b.tar?x=1', 'pipe:cat x.tar']
     """
-    options = StorageOptions(storage_options, rewrite=rewrite)
-    return (url for text in _flatten(pattern) for url in _list_one(text, options, variables))
+    return list_each((pattern,), StorageOptions(storage_options, rewrite=rewrite), variables=variables)
+
+
+def list_each(patterns: Iterable[object], options: StorageOptions, *, variables: bool = False) -> Iterator[str]:
+    """Expands each of the patterns, as `list_urls` does; reads the environment once."""
+    is_direct = not options.rewrite and not rewriting_variables()
+    for pattern in patterns:
+        for text in (pattern,) if type(pattern) is str and len(pattern) > 1 else _flatten(pattern):
+            if not is_direct or not _SHARD_NAMES.fullmatch(text):
+                yield from _list_one(text, options, variables=variables, is_direct=is_direct)
+            elif "{" not in text and "}" not in text:
+                yield text
+            else:
+                yield from _list_braces(text, options)
 
 
 def _flatten(pattern: object) -> Iterator[str]:
@@ -94,9 +108,18 @@ def _flatten(pattern: object) -> Iterator[str]:
         )
 
 
-def _list_one(text: str, options: StorageOptions, variables: bool) -> Iterator[str]:
+def _list_braces(text: str, options: StorageOptions) -> Iterator[str]:
+    """Expands the braces of `_SHARD_NAMES`, unless the text itself is the name of a file."""
     place = _existing(text, options)
-    if variables and place is None and (full := _substituted(text)) != text:
+    if place is not None:
+        return _search(place)
+    return expand_clear_braces(text) if scheme_of(text) in _NEVER_SEARCHED else expand_braces(text)
+
+
+def _list_one(text: str, options: StorageOptions, *, variables: bool, is_direct: bool) -> Iterator[str]:
+    has_marks = _MARKS.search(text) is not None
+    place = _existing(text, options) if has_marks else None
+    if variables and has_marks and place is None and (full := _substituted(text)) != text:
         text = full
         place = _existing(text, options)
     if place is not None:
@@ -105,6 +128,9 @@ def _list_one(text: str, options: StorageOptions, variables: bool) -> Iterator[s
     for part in _split(text):
         clear_only = scheme_of(part) in _NEVER_SEARCHED
         for url in expand_clear_braces(part) if clear_only else expand_braces(part):
+            if is_direct and _SHARD_NAMES.fullmatch(url):
+                yield url
+                continue
             try:
                 place = _resolve(url, options)
             except UnsafeDataError as error:
@@ -267,17 +293,19 @@ def _full_url(part: str, name: str) -> str:
 
 def _search_local(url: str) -> Iterator[str]:
     path = local_path(url)
-    if os.path.isdir(path):  # noqa: PTH112 - a name that is too long is not a folder
+    has_magic = _MAGIC.search(path) is not None
+    is_shard = not has_magic and path.lower().endswith(SHARD_SUFFIXES)  # by its look, which asks no file system
+    if not is_shard and os.path.isdir(path):  # noqa: PTH112 - a name that is too long is not a folder
         names = sorted(entry.name for entry in os.scandir(path) if not entry.is_dir())
         found = [os.path.join(path, name) for name in names if _is_shard(name)]  # noqa: PTH118 - keeps "./"
         hint = f"the folder holds {len(names):,} files, none of them ends in {_SHOWN_SUFFIXES}"
-    elif os.path.lexists(path) or not _MAGIC.search(path):
+    elif not has_magic or os.path.lexists(path):
         # A file that exists is not a pattern, even if its name is "a[1].tar".
         yield path if url.startswith("~") else url
         return
     else:
         matches = find_matches(path)
-        found = [match for match in matches if not os.path.isdir(match)]  # noqa: PTH112
+        found = files_among(matches)
         hint = f"it matches {len(matches):,} folders and no file"
         if not matches:
             start = _MAGIC.split(path, maxsplit=1)[0].rpartition("/")[0]  # the last folder before any wildcard
@@ -290,61 +318,3 @@ def _search_local(url: str) -> Iterator[str]:
         raise _nothing(url, hint)
     for name in found:
         yield name if scheme_of(url) != "file" else f"file:{'//' if name.startswith('/') else ''}{quote(name)}"
-
-
-def find_matches(pattern: str) -> list[str]:
-    """Returns the files and folders that a local glob matches, sorted and unique; hidden ones only if it has the dot.
-
-    Logs a warning, once per pattern and process, if ``**`` skips linked or unreadable folders.
-    """
-    left_out: list[str] = []
-    found = sorted(set(_matches(pattern, left_out)))
-    if left_out and pattern not in _warned:
-        _warned.add(pattern)
-        logger.warning(
-            "%s leaves out folders that are links or cannot be read, %d of them, such as %s: ** does not follow links. "
-            "Give a linked folder a pattern of its own if it has other files",
-            *(pattern, len(left_out), min(left_out)),
-        )
-    return found
-
-
-def _matches(pattern: str, left_out: list[str]) -> Iterator[str]:
-    # For "data/*/**/x*.tar", `before` is "data/*" and `after` is "x*.tar". Each folder that `before` matches is walked,
-    # and `after`, which may contain the next "**", is matched in every folder below it, whose own name is escaped.
-    parts = pattern.split("/")
-    if "**" not in parts:
-        yield from glob.glob(pattern)  # noqa: PTH207 - Path.glob shows hidden files and drops "./"
-        return
-    place = parts.index("**")
-    before = "/".join(parts[:place])
-    while parts[place + 1 : place + 2] == ["**"]:
-        place += 1
-    after = "/".join(parts[place + 1 :])
-    starts = [before + "/" if parts[0] != "**" else ""]
-    if glob.has_magic(before):
-        starts = [f"{start}/" for start in sorted(glob.glob(before)) if os.path.isdir(start)]  # noqa: PTH112, PTH207
-    for start in starts:
-        for folder in _folders(start, left_out):
-            if parts[place + 1 :] == [""]:
-                yield folder
-            else:
-                yield from _matches(glob.escape(folder) + (after or "*"), left_out)
-
-
-def _folders(start: str, left_out: list[str]) -> Iterator[str]:
-    """Yields a folder and all below it except links and hidden ones, each with a final slash; "" is the current one."""
-    waiting = [start]
-    while waiting:
-        folder = waiting.pop()
-        yield folder
-        try:
-            with os.scandir(folder or ".") as entries:
-                folders = [entry for entry in entries if not entry.name.startswith(".") and entry.is_dir()]
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        except OSError:
-            left_out.append(folder)
-            continue
-        for entry in folders:
-            (left_out if entry.is_symlink() else waiting).append(f"{folder}{entry.name}/")

@@ -6,7 +6,6 @@ from itertools import islice
 from typing import Any, TypeVar
 
 from torch.utils.data import IterDataPipe
-from torch.utils.data.datapipes.iter import IterableWrapper
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES, ShardingFilterIterDataPipe
 
 from torchdata_wds import storage
@@ -31,7 +30,8 @@ class ShardListerIterDataPipe(WdsPipe[str]):
     Args:
         source_datapipe: Yields patterns: str or Path with braces (``{000..123}``, ``{a,b}``) and globs, local or of
             any fsspec file system; folders; several patterns joined by ``::``; (nested) lists of those. A path that
-            exists is taken verbatim. In ``pipe:`` and ``http(s):`` only braces that are lists or ranges are expanded.
+            exists is taken verbatim. A name that ends in ``.tar``, ``.tar.gz`` or another suffix of shards is not
+            looked up, so a folder of such a name needs its ``/``. In ``pipe:`` and ``http(s):`` only braces that are lists or ranges are expanded.
             ``${name}`` is the environment variable ``WDS_name``; in ``pipe:`` only if that is set.
         storage_options: fsspec options by protocol, such as ``{"s3": {...}}``, for listing.
         rewrite: Rules that redirect URLs: ``"regex=replacement;..."``, or a mapping from regex to replacement. The
@@ -66,13 +66,11 @@ class ShardListerIterDataPipe(WdsPipe[str]):
         self.rewrite = self.storage_options.rewrite
 
     def __iter__(self) -> Iterator[str]:
-        for pattern in self.source_datapipe:
-            yield from storage.list_urls(pattern, storage_options=self.storage_options, variables=True)
+        yield from storage.list_each(self.source_datapipe, self.storage_options, variables=True)
 
     def list_again(self, patterns: Iterable[Any]) -> list[str]:
         """Expands patterns as of now, with the options of this pipe."""
-        source = IterableWrapper(patterns, deepcopy=False)
-        return list(ShardListerIterDataPipe(source, storage_options=self.storage_options))
+        return list(storage.list_each(patterns, self.storage_options, variables=True))
 
 
 @register("resample_shards")

@@ -9,6 +9,7 @@ from typing import Any
 
 from torchdata_wds.errors import ShardOpenError
 from torchdata_wds.storage.byte_streams import ForeignSource, ends_before, wrap_source
+from torchdata_wds.storage.compression import SHARD_SUFFIXES
 from torchdata_wds.storage.decompression import HEAD_SIZE, may_be_compressed
 from torchdata_wds.storage.meters import Meter
 from torchdata_wds.storage.places import Place
@@ -74,6 +75,8 @@ def open_file(place: Place) -> LocalFile:
         reason = str(getattr(error, "strerror", None) or error)
         if isinstance(error, IsADirectoryError):
             reason = "it is a folder; put .list_shards() before the loader to read its shards"
+            if path.lower().endswith(SHARD_SUFFIXES):
+                reason = f"it is a folder with the name of a shard; to read its shards, let .list_shards() list {path}/"
         elif isinstance(error, FileNotFoundError):
             advice = unexpanded(path)
             if not advice and path.startswith("~"):

@@ -11,8 +11,8 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 from tests.kits.shards import tar_bytes
 from torchdata_wds import ShardWriter, TarWriter
 from torchdata_wds.errors import ShardListError, ShardOpenError
-from torchdata_wds.storage import list_urls, listing, open_shard
-from torchdata_wds.storage.listing import find_matches
+from torchdata_wds.storage import globs, list_urls, open_shard
+from torchdata_wds.storage.globs import find_matches
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(bytes(1024))
     monkeypatch.chdir(tmp_path)
-    listing._warned.clear()
+    globs._warned.clear()
     return tmp_path
 
 
@@ -89,9 +89,26 @@ def test_list_urls_warns_when_a_folder_cannot_be_read(
             raise PermissionError
         return real(path)
 
-    monkeypatch.setattr(listing.os, "scandir", scandir)
+    monkeypatch.setattr(globs.os, "scandir", scandir)
     list(list_urls("**/x.tar"))
     assert "such as a/" in caplog.text
+
+
+def test_files_among_equals_isdir_when_folders_match_too(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Folders, links to them, circular and lost links: one listing of a folder says what asking about each would."""
+    for number in range(20):
+        (tree / "a" / f"{number}.tar").touch()
+    for name, target in (("up.tar", ".."), ("lost.tar", "no"), ("loop.tar", "loop.tar"), ("link.tar", "y.tar")):
+        (tree / "a" / name).symlink_to(target)
+    (tree / "a" / "folder.tar").mkdir()
+    matches = {
+        pattern: find_matches(pattern) for pattern in ("a/*", f"{tree}/a/*.tar", "*", "**/*", "**", "a/../a/*", "/*")
+    }
+    expected = {pattern: [found for found in matches[pattern] if not os.path.isdir(found)] for pattern in matches}  # noqa: PTH112
+    asked: list[str] = []
+    monkeypatch.setattr(os.path, "isdir", lambda path: asked.append(path) or Path(path).is_dir())
+    assert {pattern: globs.files_among(found) for pattern, found in matches.items()} == expected
+    assert not [path for path in asked if path.startswith("a/") and path.endswith("0.tar")]
 
 
 # --------------------------------------------------------------------------------------------------------------- homes

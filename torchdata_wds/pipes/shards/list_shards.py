@@ -31,8 +31,9 @@ class ShardListerIterDataPipe(WdsPipe[str]):
         source_datapipe: Yields patterns: str or Path with braces (``{000..123}``, ``{a,b}``) and globs, local or of
             any fsspec file system; folders; several patterns joined by ``::``; (nested) lists of those. A path that
             exists is taken verbatim. A name that ends in ``.tar``, ``.tar.gz`` or another suffix of shards is not
-            looked up, so a folder of such a name needs its ``/``. In ``pipe:`` and ``http(s):`` only braces that are lists or ranges are expanded.
-            ``${name}`` is the environment variable ``WDS_name``; in ``pipe:`` only if that is set.
+            looked up, so a folder of such a name needs its ``/``. In ``pipe:`` and ``http(s):`` only braces that are
+            lists or ranges are expanded. ``${name}`` is the environment variable ``WDS_name``; in ``pipe:`` only if
+            that is set.
         storage_options: fsspec options by protocol, such as ``{"s3": {...}}``, for listing.
         rewrite: Rules that redirect URLs: ``"regex=replacement;..."``, or a mapping from regex to replacement. The
             first rule that matches the beginning of a URL replaces the matching part; those in the environment

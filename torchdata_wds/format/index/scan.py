@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import os
 import posixpath
+from array import array
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping
-from typing import Any, Literal, NamedTuple, cast
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from itertools import compress, count, islice
+from json.encoder import encode_basestring_ascii as quoted
+from operator import ne, sub
+from typing import Any, Literal, NamedTuple, Self, cast
 
 from torchdata_wds.errors import ChangedShardError
 from torchdata_wds.format.index import SPECIAL, IndexHeader, ShardIndex, index_url, pack_row, shard_name
 from torchdata_wds.format.samples.grouping import group_members
-from torchdata_wds.format.tar import ReadOptions, SkippedEntries, read_marked_members
-from torchdata_wds.format.tar.entries import TarEntries
-from torchdata_wds.format.tar.headers import HARD_LINK, is_file
+from torchdata_wds.format.samples.names import RESERVED_FIELDS, GroupingRules
+from torchdata_wds.format.tar import ReadOptions, SkippedEntries, pass_over, read_marked_members, walk
+from torchdata_wds.format.tar.entries import TarEntries, TarEntry
+from torchdata_wds.format.tar.fast import LookAhead
+from torchdata_wds.format.tar.headers import BLOCK, HARD_LINK, is_file, padding
 from torchdata_wds.format.tar.links import hard_link_error
-from torchdata_wds.format.tar.members import Mark, PassedMember, ShardMember, Unit
+from torchdata_wds.format.tar.members import Mark, MemberRun, PassedMember, ShardMember, Unit
 from torchdata_wds.storage import ByteStream, can_reopen, is_decompressed, mask_url, open_shard
 from torchdata_wds.storage.byte_streams import StoredVersion, stored_version
 from torchdata_wds.storage.places import resolve
@@ -89,11 +95,16 @@ def scan_shard(
     special: set[str] = set()
     with open_shard(text, storage_options=storage_options) as stream:
         opened(stream)
-        entries = TarEntries(stream, mask_url(text))
-        for sample in group_members(_scan(entries, text, special), keys=keys, shown=mask_url):
-            key, _, *extents = sample.values()
-            members = [(name, offset, None if offset is None else size) for name, _, _, offset, size in extents]
-            rows.append(pack_row(key, extents[0].start, extents[-1].stop, members))
+        source = LookAhead(stream, text, 0, choose=pass_over)
+        entries = TarEntries(source, mask_url(text))
+        extents = _scan(entries, source, text, special)
+        for sample in group_members(extents, keys=keys, shown=mask_url, make=_make_rows):
+            if isinstance(sample, str):
+                rows.append(sample)
+                continue
+            key, _, *places = sample.values()
+            members = [(name, offset, None if offset is None else size) for name, _, _, offset, size in places]
+            rows.append(pack_row(key, places[0].start, places[-1].stop, members))
         compressed = is_decompressed(stream)
         _check_unchanged(text, version, stored_version(stream), storage_options)
     words = tuple(word for word in SPECIAL if word in special)
@@ -118,46 +129,148 @@ def _check_unchanged(
         raise ChangedShardError(what, shard=shown)
 
 
-def _scan(entries: TarEntries, url: str, special: set[str]) -> Iterator[Unit]:
+def _scan(entries: TarEntries, source: LookAhead, url: str, special: set[str]) -> Iterator[Unit]:
     """Walks the headers of a shard and yields its members with an `_Extent` in place of their content, and marks.
 
     Adds to `special` the `SPECIAL` words of what it meets.
     """
-    extents: dict[str, _Extent] = {}
+    targets = _Targets()
     skips = SkippedEntries(entries.shard, Counter())
+    begin = 0  # of the entry
     with skips.reported():
-        for entry in entries:
+        for entry in walk(entries, source):
             if entry is None:
                 yield Mark.END
-                continue
-            offset: int | None = entries.offset
-            size = entry.size
-            if not is_file(entry.kind):
+            elif isinstance(entry, MemberRun):
+                skips.has_files = True
+                run = ExtentRun.of(entry, url, begin, entries.offset)
+                targets.note(run.names, run.starts, run.ends)
+                yield run
+            elif isinstance(entry, TarEntry) and not is_file(entry.kind):
                 entries.skip(entry)
                 skips.add(entry, entry.name)
-                continue
-            skips.has_files = True
-            try:
-                entries.skip(entry)
-                if entry.sparse_size is not None:
-                    offset, size = None, entry.sparse_size
-                    special.add("sparse")
-                elif entry.kind == HARD_LINK:
-                    target = extents.get(posixpath.normpath(entry.link))
-                    if target is None:
-                        raise hard_link_error(entry, entries.shard, "has no such member before it. Write it")
-                    offset, size = target.offset, target.size
-                    special.add("hard_links")
-            except Exception:
-                yield PassedMember(entry.name)  # where it begins another sample, the one before it is whole
-                raise
-            if entries.has_globals:
-                special.add("global_headers")
-            extent = _Extent(entry.name, entry.offset, entries.offset, offset, size)
-            extents[posixpath.normpath(entry.name)] = extent
-            # grouping never looks into the content of a member
-            yield ShardMember(url, entry.name, cast("bytes", extent))
+            else:
+                skips.has_files = True
+                try:
+                    extent = _find_extent(entry, entries, targets, special)
+                except Exception:
+                    yield PassedMember(entry.name)  # where it begins another sample, the one before it is whole
+                    raise
+                # grouping never looks into the content of a member
+                yield ShardMember(url, entry.name, cast("bytes", extent))
+            begin = entries.offset
     yield Mark.END
+
+
+def _find_extent(
+    entry: TarEntry | ShardMember | PassedMember, entries: TarEntries, targets: _Targets, special: set[str]
+) -> _Extent:
+    """Finds where a member lies: an entry, which is passed, or a plain one that has been passed."""
+    if not isinstance(entry, TarEntry):
+        size = entry.size if isinstance(entry, PassedMember) else len(entry.data)
+        start, stop = entries.offset - size - padding(size), entries.offset
+        extent = _Extent(entry.name, start - BLOCK, stop, start, size)
+    else:
+        start = entries.offset
+        entries.skip(entry)
+        extent = _Extent(entry.name, entry.offset, entries.offset, start, entry.size)
+        if entry.sparse_size is not None:
+            extent = extent._replace(offset=None, size=entry.sparse_size)
+            special.add("sparse")
+        elif entry.kind == HARD_LINK:
+            target = targets.find(entry.link)
+            if target is None:
+                raise hard_link_error(entry, entries.shard, "has no such member before it. Write it")
+            extent = extent._replace(offset=target[0], size=target[1])
+            special.add("hard_links")
+        if entries.has_globals:
+            special.add("global_headers")
+    offset = -1 if extent.offset is None else extent.offset
+    targets.note((entry.name,), (offset,), (offset + extent.size,))
+    return extent
+
+
+class ExtentRun(MemberRun):
+    """A run of members without their content: `data` are the places where they begin, and where the last one stops.
+
+    All places are bytes of the archive.
+    """
+
+    @classmethod
+    def of(cls, run: MemberRun, url: str, begin: int, stop: int) -> ExtentRun:
+        """Makes the run of what was read between two places of the archive."""
+        base = stop - run.ends[-1] - padding(run.ends[-1])
+        ends = [base + end for end in run.ends]
+        begins = [begin, *[end + -end % BLOCK for end in ends]]
+        return cls(url, cast("bytes", begins), run.names, [base + start for start in run.starts], ends, run.visit)
+
+    def members(self) -> Iterator[ShardMember]:
+        """Yields the members, with an `_Extent` each."""
+        for name, extent in zip(self.names, self._extents(), strict=True):
+            yield ShardMember(self.url, name, cast("bytes", extent), self.visit)
+
+    def rows(self, first: int, last: int) -> Self:
+        """Returns the members from the first to the one before the last."""
+        begins = self.data[first : last + 1]
+        return super().rows(first, last)._replace(data=begins)
+
+    def parts(self) -> Iterator[tuple[str, str, bytes]]:
+        """Yields field, name and extent of each member."""
+        for field, name, extent in zip(self.fields, self.names, self._extents(), strict=True):
+            yield field, name, cast("bytes", extent)
+
+    def _extents(self) -> Iterator[_Extent]:
+        sizes = map(sub, self.ends, self.starts)
+        return map(_Extent, self.names, self.data, self.data[1:], self.starts, sizes)
+
+
+def _make_rows(run: MemberRun, _: GroupingRules, seen: set[int]) -> list[str] | None:
+    """Makes the rows of a run of whole samples; does otherwise what `make_samples` does."""
+    keys, fields = run.keys, [field.lower() for field in run.fields]
+    if not RESERVED_FIELDS.isdisjoint(fields) or len(set(zip(keys, fields, strict=True))) < len(keys):
+        return None
+    firsts = [0, *compress(count(1), map(ne, keys, islice(keys, 1, None)))]
+    hashes = {hash(keys[row]) for row in firsts}
+    if len(hashes) < len(firsts) or not seen.isdisjoint(hashes):
+        return None
+    seen |= hashes
+    sizes = map(sub, run.ends, run.starts)
+    members = list(map("[%s,%d,%d]".__mod__, zip(map(quoted, run.names), run.starts, sizes, strict=True)))
+    begins = run.data
+    return [
+        f"[{quoted(keys[first])},{begins[first]},{begins[last]},[{','.join(members[first:last])}]]"
+        for first, last in zip(firsts, [*firsts[1:], len(keys)], strict=True)
+    ]
+
+
+class _Targets:
+    """The places of all members so far, for hard links to them: packed until the first link looks for one."""
+
+    def __init__(self) -> None:
+        self._names: list[str] = []  # of several members each, which NULs separate
+        self._starts, self._ends = array("q"), array("q")  # -1 for the start of a sparse member
+        self._rows: dict[str, int] | None = None
+
+    def note(self, names: Sequence[str], starts: Sequence[int], ends: Sequence[int]) -> None:
+        """Adds members."""
+        if self._rows is None:
+            self._names.append("\0".join(names))
+        else:
+            self._rows.update(zip(map(posixpath.normpath, names), count(len(self._starts))))
+        self._starts.extend(starts)
+        self._ends.extend(ends)
+
+    def find(self, link: str) -> tuple[int | None, int] | None:
+        """Finds the content that a link stands for: where it begins, None if it is sparse, and its size."""
+        if self._rows is None:
+            names = "\0".join(self._names).split("\0") if self._names else []
+            self._rows = {posixpath.normpath(name): row for row, name in enumerate(names)}
+            self._names.clear()
+        row = self._rows.get(posixpath.normpath(link))
+        if row is None:
+            return None
+        start, size = self._starts[row], self._ends[row] - self._starts[row]
+        return None if start < 0 else start, size
 
 
 def read_sizes(url: str, *, skipped: Counter[str] | None = None, **options: Any) -> Generator[Unit, None, None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from operator import ne
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ from torchdata_wds.option_types import OnReappearing, SplitName
 WITHOUT_FIELDS = "sample without the chosen fields"  # what samples are counted by that have none of the fields to keep
 OnError = Callable[[Exception], bool]  # called for what is wrong: True skips it, False ends the iterator
 Shown = Callable[[str], str]
+Make = Callable[[MemberRun, GroupingRules, set[int]], Sequence[Any] | None]
 _RENAME = Advice(
     "Rename it with rename= of load_wds_shards, or leave it out with select=.", "Write the shard again without it."
 )
@@ -212,33 +213,35 @@ def group_members(
     on_error: OnError = _raise,
     skipped: Counter[str] | None = None,
     shown: Shown = str,
+    make: Make = make_samples,
     **rules: Any,
-) -> Generator[dict[str, Any], None, None]:
+) -> Generator[Any, None, None]:
     """Groups consecutive members with one key into samples: ``__key__``, ``__url__`` and the bytes of each field.
 
     Rules are those of `grouping_rules`. The end of a shard, or of one reading of it, always ends a sample; at
     `Mark.BROKEN` the open sample is dropped. `on_error` is called for each sample that is wrong: True skips it, False
     ends the iterator. `skipped` counts members that belong to no sample, by reason, and `shown` turns a URL into what
     messages may show. To find keys that come back, a 64-bit hash of each key of the current shard is kept in a set.
+    `make` is `make_samples`, or makes something else of a run's samples.
 
     Example:
         >>> members = [ShardMember("x.tar", "a.txt", b"A"), ShardMember("x.tar", "a.cls", b"1")]
         >>> list(group_members(members))
         [{'__key__': 'a', '__url__': 'x.tar', 'txt': b'A', 'cls': b'1'}]
     """
-    return _group(members, grouping_rules(**rules), on_error, Counter() if skipped is None else skipped, shown)
+    return _group(members, grouping_rules(**rules), on_error, Counter() if skipped is None else skipped, shown, make)
 
 
 def _group(
-    members: Iterable[Unit], rules: GroupingRules, on_error: OnError, skipped: Counter[str], shown: Shown
-) -> Generator[dict[str, Any], None, None]:
+    members: Iterable[Unit], rules: GroupingRules, on_error: OnError, skipped: Counter[str], shown: Shown, make: Make
+) -> Generator[Any, None, None]:
     seen: set[int] = set()
     reading: tuple[str, int] | None = None
     for found in _drafts(members, rules.split, on_error, skipped, shown):
         if (found.url, found.visit) != reading:
             reading = (found.url, found.visit)
             seen.clear()
-        if isinstance(found, MemberRun) and (samples := make_samples(found, rules, seen)) is not None:
+        if isinstance(found, MemberRun) and (samples := make(found, rules, seen)) is not None:
             yield from samples
             continue
         for draft in drafts_of(found) if isinstance(found, MemberRun) else (found,):

@@ -67,13 +67,13 @@ def read_marked_members(stream: ByteSource, url: str, options: ReadOptions, skip
     wanted = None if select is None else name_filter(select)
     choose = None if rename is None and wanted is None else partial(_choice, rename, wanted)
     links = HardLinks(url, shard, reopen, max_member_bytes=largest)
-    seeks_past = _none if sizes_only else None if wanted is None else choose
+    seeks_past = pass_over if sizes_only else None if wanted is None else choose
     source = LookAhead(stream, url, visit, largest, seeks_past)
     ends = {"require_end_marker": require_end_marker, "concatenated": concatenated}
     entries = TarEntries(source, shard, offset=offset, max_member_bytes=largest, **ends)
     skips = SkippedEntries(shard, skipped, is_whole=not offset)
     with skips.reported(), closing(links):
-        for entry in _walk(entries, source, links):
+        for entry in walk(entries, source, links):
             if entry is None:
                 yield Mark.END
             elif isinstance(entry, TarEntry):
@@ -115,15 +115,15 @@ def read_marked_members(stream: ByteSource, url: str, options: ReadOptions, skip
 
 def check_whole(stream: ByteSource, shard: str) -> None:
     """Raises unless an archive, or several that were joined, reaches its end marker and nothing follows."""
-    source = LookAhead(stream, shard, 0, choose=_none)
+    source = LookAhead(stream, shard, 0, choose=pass_over)
     entries = TarEntries(source, shard, concatenated=True)
-    for entry in _walk(entries, source, None):
+    for entry in walk(entries, source):
         if isinstance(entry, TarEntry):
             entries.skip(entry)
 
 
-def _walk(
-    entries: TarEntries, source: LookAhead, links: HardLinks | None
+def walk(
+    entries: TarEntries, source: LookAhead, links: HardLinks | None = None
 ) -> Iterator[TarEntry | MemberRun | ShardMember | PassedMember | None]:
     """Yields entries one by one, and members wherever the source can and nothing before them says otherwise."""
     yield from _take(entries, source)
@@ -139,7 +139,8 @@ def _take(entries: TarEntries, source: LookAhead) -> Iterator[MemberRun | ShardM
         yield taken[0]
 
 
-def _none(name: str) -> tuple[str, bool]:
+def pass_over(name: str) -> tuple[str, bool]:
+    """Chooses no member, as the `choose` of a `LookAhead` whose caller needs no content."""
     return name, False
 
 

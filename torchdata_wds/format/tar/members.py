@@ -84,11 +84,10 @@ class MemberRun(NamedTuple):
         for name, start, end in zip(self.names, self.starts, self.ends, strict=True):
             yield ShardMember(self.url, name, self.data[start:end], self.visit)
 
-    def rows(self, first: int, last: int) -> MemberRun:
+    def rows(self, first: int, last: int) -> Self:
         """Returns the members from the first to the one before the last."""
-        rows = slice(first, last)
-        columns = (self.names[rows], self.starts[rows], self.ends[rows])
-        return MemberRun(self.url, self.data, *columns, self.visit, self.keys[rows], self.fields[rows])
+        columns = {name: getattr(self, name)[first:last] for name in ("names", "starts", "ends", "keys", "fields")}
+        return self._replace(**columns)
 
     def parts(self) -> Iterator[tuple[str, str, bytes]]:
         """Yields field, name and content of each member."""

@@ -10,6 +10,7 @@ from typing import Any
 from torchdata_wds.checks import check_flags
 from torchdata_wds.codecs.images.decoding import ImageDecoder
 from torchdata_wds.codecs.images.pixels import IMAGE_FIELDS, IMAGE_SPECS
+from torchdata_wds.codecs.media import torch_audio, torch_video
 from torchdata_wds.codecs.options import BYTES_TYPES, DEFAULT_MAX_BYTES, DecodeOptions, MissingPackageError
 from torchdata_wds.codecs.plans import Plan, Planner, StepFailedError, describe_cause, guard, shown_call
 from torchdata_wds.codecs.suffixes import decompress, split_suffix
@@ -19,6 +20,7 @@ from torchdata_wds.format.samples.names import is_metadata
 from torchdata_wds.storage.urls import mask_url
 
 DecoderLike = str | Callable[[str, bytes], Any]
+_KINDS = f"a decoder is an image spec ({', '.join(IMAGE_SPECS)}), 'torchcodec' or a callable"
 
 
 class Decoder(Planner):
@@ -85,10 +87,12 @@ class Decoder(Planner):
         images: list[ImageDecoder] = []
         self._users: list[Callable[[str, bytes], Any]] = []
         for decoder in self.decoders:
-            if isinstance(decoder, str):
+            if decoder == "torchcodec":
+                self._users += [torch_video(backend="torchcodec"), torch_audio(backend="torchcodec")]
+            elif isinstance(decoder, str):
                 images.append(ImageDecoder(decoder, exif_transpose=self.exif_transpose))
             elif not callable(decoder):
-                raise TypeError(f"a decoder is an image spec ({', '.join(IMAGE_SPECS)}) or a callable, not {decoder!r}")
+                raise TypeError(f"{_KINDS}, not {decoder!r}")
             elif self.exif_transpose and isinstance(decoder, ImageDecoder):
                 self._users.append(ImageDecoder(decoder.spec, max_size=decoder.max_size, exif_transpose=True))
             else:

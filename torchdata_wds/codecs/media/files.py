@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from fractions import Fraction
 from typing import Any
 
 from torchdata_wds.codecs.options import import_optional
@@ -52,6 +53,24 @@ def find_cut(data: bytes) -> str | None:
         if end > len(data):
             return f"it is cut off: it has {len(data):,} bytes, and its {name} goes on to byte {end:,}"
     return None
+
+
+def check_count(data: bytes, kind: str, count: int, announced: Fraction | float) -> None:
+    """Compares the number of samples in a whole file with that in its header, if files of this kind have one."""
+    has_count, tolerance = kind == "flac", 0
+    if kind == "mp3":
+        tolerance = 3 * 1152  # the number in the first frame may be wrong by a few frames
+        start = tag_size(data)
+        has_count = any(mark in data[start : start + 256] for mark in (b"Xing", b"Info"))
+    if has_count and count + tolerance < announced:
+        raise ValueError(f"it is damaged or cut off: it has {count:,} samples, and its header says {int(announced):,}")
+
+
+def tag_size(data: bytes) -> int:
+    """Returns the size of the ID3 tag at the beginning of a file, 0 without one."""
+    if data[:3] != b"ID3":
+        return 0
+    return 10 + sum((part & 127) << 7 * (3 - number) for number, part in enumerate(data[6:10]))  # seven bits per byte
 
 
 # Each of these yields the parts that must be complete, with the byte at which they end.

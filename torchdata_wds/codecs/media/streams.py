@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from torchdata_wds.codecs.images.pixels import Pixels, turn
-from torchdata_wds.codecs.media.files import import_av, open_media
+from torchdata_wds.codecs.media.files import check_count, import_av, open_media
 
 Values = np.ndarray[Any, Any]
 
@@ -240,7 +240,8 @@ def _audio_parts(data: bytes, first: int, with_video: bool) -> Generator[_Part, 
         for part in _decode_audio(container, stream, origin_of(container) if with_video else None, fills=with_video):
             yield part
             count += part[1].shape[1]
-        _check_count(data, container, stream, count)
+        announced = (stream.duration or 0) * stream.time_base * stream.codec_context.sample_rate
+        check_count(data, container.format.name, count, announced)
 
 
 def _seek_sample(container: Any, stream: Any, first: int, zero: Fraction) -> bool:
@@ -285,19 +286,6 @@ def _decode_audio(container: Any, stream: Any, zero: Fraction | None, *, fills: 
                 place = time
             yield place, values
             place += values.shape[1]
-
-
-def _check_count(data: bytes, container: Any, stream: Any, count: int) -> None:
-    """Compares the number of samples in a whole file with that in its header, if it has one."""
-    announced = (stream.duration or 0) * stream.time_base * stream.codec_context.sample_rate
-    has_count, tolerance = container.format.name == "flac", 0
-    if container.format.name == "mp3":
-        start, tolerance = 0, 3 * 1152  # the number in the first frame may be wrong by a few frames
-        if data[:3] == b"ID3":  # tags, with a size of seven bits per byte: 0 0 2 1 is 2 * 128 + 1 = 257
-            start = 10 + sum(part << 7 * (3 - number) for number, part in enumerate(data[6:10]))
-        has_count = any(mark in data[start : start + 256] for mark in (b"Xing", b"Info"))
-    if has_count and count + tolerance < announced:
-        raise ValueError(f"it is damaged or cut off: it has {count:,} samples, and its header says {int(announced):,}")
 
 
 def _to_values(frame: Any) -> Values:

@@ -30,7 +30,8 @@ import zstandard
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from torchdata_wds import WdsError, index_shard
-from torchdata_wds.cli.validate.shard_validation import ShardValidation, ValidationRules
+from torchdata_wds.cli.validate.findings import ValidationRules
+from torchdata_wds.cli.validate.shard_validation import ShardValidation
 from torchdata_wds.codecs import Decoder, encode_sample
 
 #: What a careful reader of strangers' shards sets.

@@ -10,8 +10,8 @@ import pytest
 from tests.kits.damage import DAMAGES
 from tests.kits.shards import sample_members, text_samples, write_tar
 from torchdata_wds.cli.validate import Results, repaired_samples
-from torchdata_wds.cli.validate.findings import Finding
-from torchdata_wds.cli.validate.shard_validation import ValidationRules, report_shard
+from torchdata_wds.cli.validate.findings import Finding, ValidationRules
+from torchdata_wds.cli.validate.shard_validation import report_shard
 from torchdata_wds.errors import DecodingError, ShardFormatError
 
 

@@ -16,8 +16,8 @@ from tests.kits.processes import open_files
 from tests.kits.shards import END, tar_bytes, text_samples, write_tar
 from torchdata_wds import ReappearingKeyError, index_shard
 from torchdata_wds.cli.validate import shard_validation
-from torchdata_wds.cli.validate.findings import FieldSets, Finding
-from torchdata_wds.cli.validate.shard_validation import CheckedSample, ShardValidation, ValidationRules
+from torchdata_wds.cli.validate.findings import FieldSets, Finding, ValidationRules
+from torchdata_wds.cli.validate.shard_validation import CheckedSample, ShardValidation
 from torchdata_wds.format.samples.grouping import Draft, make_sample
 from torchdata_wds.handlers import ignore_and_continue
 

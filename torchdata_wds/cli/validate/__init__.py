@@ -23,8 +23,16 @@ from torchdata_wds.cli.jobs import map_in_order
 from torchdata_wds.cli.map.shard_tasks import is_target_pattern, name_targets
 from torchdata_wds.cli.outputs import SampleOutput, check_target
 from torchdata_wds.cli.terminal import Progress, counted, discard_output, paused, printable, say, stdout_is_apart
-from torchdata_wds.cli.validate.findings import FieldChecker, FieldSets, Finding, Level, RepairPlan, ShardReport
-from torchdata_wds.cli.validate.shard_validation import CheckedSample, ShardValidation, ValidationRules, report_shard
+from torchdata_wds.cli.validate.findings import (
+    FieldChecker,
+    FieldSets,
+    Finding,
+    Level,
+    RepairPlan,
+    ShardReport,
+    ValidationRules,
+)
+from torchdata_wds.cli.validate.shard_validation import CheckedSample, ShardValidation, report_shard
 from torchdata_wds.errors import SampleError, ShardFormatError, ShardListError, cli_message
 from torchdata_wds.storage import can_reopen, mask_url
 from torchdata_wds.storage.urls import STDIN, is_local, local_path

@@ -1,9 +1,9 @@
-"""The findings of validation, counted in bounded memory, and its checks of indexes and fields."""
+"""The rules of validation, its findings, counted in bounded memory, and its checks of indexes and fields."""
 
 import importlib.util
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Self
@@ -14,7 +14,8 @@ from torchdata_wds.codecs.options import MissingPackageError
 from torchdata_wds.errors import DecodingError, ShardFormatError, ShardOpenError, UnsafeDataError, cli_message
 from torchdata_wds.format.index import ShardIndex
 from torchdata_wds.format.samples.names import is_metadata
-from torchdata_wds.option_types import KeyRule
+from torchdata_wds.format.tar.entries import DEFAULT_MAX_MEMBER_BYTES
+from torchdata_wds.option_types import KeyRule, OnDuplicate, OnReappearing
 from torchdata_wds.storage.urls import is_local, local_path
 
 Level = Literal["error", "warning", "note"]
@@ -22,6 +23,20 @@ Level = Literal["error", "warning", "note"]
 #: How many different sets of fields to count: data with ever new ones must not fill the memory.
 _MOST_SETS = 1000
 _CURE = "It is of another version of the shard, and loaders that divide the shard by it fail: make a new one"
+
+
+class ValidationRules(NamedTuple):
+    """How shards are validated: options as in ``load_wds_shards`` and ``group_by_key``."""
+
+    keys: KeyRule = "first_dot"
+    lowercase: bool = True
+    on_duplicate: OnDuplicate = "error"
+    on_reappearing: OnReappearing = "error"  # with "warn", a key that comes back is a warning
+    require_end_marker: bool = True
+    concatenated: bool = False
+    # yields an exception, with its ``field``, for each field of a sample that does not decode
+    check_fields: Callable[[Mapping[str, Any]], Iterable[Exception]] | None = None
+    max_member_bytes: int = DEFAULT_MAX_MEMBER_BYTES
 
 
 class Finding(NamedTuple):

@@ -101,8 +101,13 @@ def _odd_block(entry: TarEntry, block: bytes) -> Iterator[Oddity]:
         what = "is sparse by its type or its PAX records, in a header of another format: GNU tar misreads it"
         yield "sparse-magic", what
     for what, place in _NUMBERS.items():
-        if _NUMBER.fullmatch(block[place]) is None:
+        if is_odd_number(block[place]):
             yield "odd-number", f"has {block[place]!r} as its {what}, which other programs refuse"
+
+
+def is_odd_number(field: bytes) -> bool:
+    """Returns whether a number field of a header is one that other programs refuse."""
+    return _NUMBER.fullmatch(field) is None
 
 
 def odd_pieces(segments: Segments, size: int) -> Iterator[Oddity]:

@@ -4,13 +4,16 @@ This uses the parts of loading (`TarEntries`, `HardLinks`, `check_new`, `make_sa
 place of each is known. As in loading, damage to the archive ends the shard; a faulty sample does not.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import io
+from collections.abc import Iterator, Mapping
 from contextlib import closing, suppress
+from itertools import groupby
 from typing import Any, NamedTuple
 
 from torchdata_wds.cli.terminal import counted
-from torchdata_wds.cli.validate.findings import Finding, IndexCheck, Level, ShardReport
+from torchdata_wds.cli.validate.findings import Finding, IndexCheck, Level, ShardReport, ValidationRules
 from torchdata_wds.cli.validate.oddities import Oddity, odd_headers, odd_kind, odd_name, odd_pieces
+from torchdata_wds.cli.validate.plain_runs import RunOfSamples, Windows
 from torchdata_wds.errors import (
     DuplicateFieldError,
     ReappearingKeyError,
@@ -23,28 +26,13 @@ from torchdata_wds.errors import (
 )
 from torchdata_wds.format.samples.grouping import Draft, check_new, make_sample
 from torchdata_wds.format.samples.names import RESERVED_FIELDS, grouping_rules, is_metadata
-from torchdata_wds.format.tar.entries import DEFAULT_MAX_MEMBER_BYTES, TarEntries, TarEntry
-from torchdata_wds.format.tar.headers import HARD_LINK, is_file
+from torchdata_wds.format.tar import walk
+from torchdata_wds.format.tar.entries import TarEntries, TarEntry
+from torchdata_wds.format.tar.headers import HARD_LINK, is_file, padding
 from torchdata_wds.format.tar.links import HardLinks
-from torchdata_wds.format.tar.members import ShardMember
-from torchdata_wds.option_types import KeyRule, OnDuplicate, OnReappearing
+from torchdata_wds.format.tar.members import MemberRun, ShardMember
 from torchdata_wds.storage import can_reopen, mask_url, open_shard
 from torchdata_wds.storage.urls import url_text
-
-
-class ValidationRules(NamedTuple):
-    """How shards are validated: options as in ``load_wds_shards`` and ``group_by_key``."""
-
-    keys: KeyRule = "first_dot"
-    lowercase: bool = True
-    on_duplicate: OnDuplicate = "error"
-    on_reappearing: OnReappearing = "error"  # with "warn", a key that comes back is a warning
-    require_end_marker: bool = True
-    concatenated: bool = False
-    # yields an exception, with its ``field``, for each field of a sample that does not decode
-    check_fields: Callable[[Mapping[str, Any]], Iterable[Exception]] | None = None
-    max_member_bytes: int = DEFAULT_MAX_MEMBER_BYTES
-
 
 _DEFAULT = ValidationRules()
 
@@ -73,11 +61,12 @@ class _Part(NamedTuple):
 class ShardValidation:
     """Reads a whole shard; iterating (once) yields findings, and each sample after the findings about it.
 
-    Errors are what loaders with the same options refuse or lose, or an index next to the shard that does not fit;
-    warnings are what they skip. Memory holds one sample. `report` has everything except the findings.
+    With `gives_samples` false, it yields only samples that had a closer look. Errors are what loaders with the same
+    options refuse or lose, or an index next to the shard that does not fit; warnings are what they skip. Memory holds
+    one sample, or a window of small ones. `report` has everything except the findings.
     """
 
-    def __init__(self, url: str, rules: ValidationRules = _DEFAULT) -> None:
+    def __init__(self, url: str, rules: ValidationRules = _DEFAULT, *, gives_samples: bool = True) -> None:
         self.url = url_text(url)
         self.shard = mask_url(self.url)
         self.report = ShardReport(self.shard)
@@ -90,6 +79,8 @@ class ShardValidation:
         self._run: list[_Part] = []  # the members so far of the current sample
         self._passed_over = 0  # members that belong to no sample
         self._reading: str | None = None  # the key of the member whose content is being read
+        self._has_globals = False
+        self._gives_samples = gives_samples
 
     def __iter__(self) -> Iterator[Finding | CheckedSample]:
         archive: TarEntries | None = None
@@ -97,14 +88,15 @@ class ShardValidation:
         options = self._options
         try:
             with open_shard(self.url) as stream:
+                source = Windows(stream, self.url, 0, options.max_member_bytes)
                 archive = TarEntries(
-                    stream,
+                    stream if options.check_fields else source,
                     self.shard,
                     max_member_bytes=options.max_member_bytes,
                     require_end_marker=options.require_end_marker,
                     concatenated=options.concatenated,
                 )
-                yield from self._read(archive)
+                yield from self._read(archive, source)
                 self._index.finish(self.report.plan.count, archive.offset)
                 if self._passed_over and not self.report.plan.count:
                     what = f"the shard has no samples: loaders pass over all of its members ({self._passed_over:,})"
@@ -116,31 +108,89 @@ class ShardValidation:
         if self._index.fault is not None and not (is_broken and self._index.is_readable):
             yield Finding("error", "index", self._index.fault, self.shard)
 
-    def _read(self, archive: TarEntries) -> Iterator[Finding | CheckedSample]:
+    def _read(self, archive: TarEntries, source: Windows) -> Iterator[Finding | CheckedSample]:
         """Reads all members, and checks each run of members with one key after its end."""
         reopen = (lambda offset: open_shard(self.url, offset=offset)) if can_reopen(self.url) else None
-        has_globals = False
         with closing(HardLinks(self.url, self.shard, reopen, max_member_bytes=self._options.max_member_bytes)) as links:
-            for entry in archive:
+            begin = 0  # of the entry
+            for entry in archive if archive.stream is not source else walk(archive, source, links):
                 if entry is None:
                     yield from self._close_run()
-                    continue
-                if links.met:
-                    links.note(entry)
-                for kind, message in odd_headers(entry, archive.raw):
-                    yield self._found(entry, "warning", kind, f"member {entry.name} {message}")
-                if archive.has_globals and not has_globals:
-                    has_globals = True
-                    what = f"member {entry.name}, and all after it, have a name or a size from a global header"
-                    yield self._found(entry, "warning", "global-header", what)
-                if is_file(entry.kind):
-                    yield from self._read_file(entry, archive, links)
-                    continue
-                if (odd := odd_kind(entry)) is not None:
-                    self._passed_over += 1
-                    yield self._found(entry, "warning", *odd)
-                archive.skip(entry)
+                elif isinstance(entry, TarEntry):
+                    yield from self._read_entry(entry, archive, links)
+                elif isinstance(entry, MemberRun):
+                    yield from self._read_run(entry, begin, archive.offset, links)
+                begin = archive.offset
         yield from self._close_run()
+
+    def _read_entry(self, entry: TarEntry, archive: TarEntries, links: HardLinks) -> Iterator[Finding | CheckedSample]:
+        """Reports what is odd about an entry, and reads it if it is a member."""
+        if links.met:
+            links.note(entry)
+        for kind, message in odd_headers(entry, archive.raw):
+            yield self._found(entry, "warning", kind, f"member {entry.name} {message}")
+        if archive.has_globals and not self._has_globals:
+            self._has_globals = True
+            what = f"member {entry.name}, and all after it, have a name or a size from a global header"
+            yield self._found(entry, "warning", "global-header", what)
+        if is_file(entry.kind):
+            yield from self._read_file(entry, archive, links)
+            return
+        if (odd := odd_kind(entry)) is not None:
+            self._passed_over += 1
+            yield self._found(entry, "warning", *odd)
+        archive.skip(entry)
+
+    def _read_run(self, run: MemberRun, begin: int, stop: int, links: HardLinks) -> Iterator[Finding | CheckedSample]:
+        """Reads the members between two places of the archive: samples that are plainly sound at once."""
+        base = stop - run.ends[-1] - padding(run.ends[-1])  # where its data begin
+        current = self._run[0].key if self._run else None
+        found = RunOfSamples.of(run, begin - base, self._rules, self._seen, current)
+        if found is None:
+            yield from self._read_entries(run.data[begin - base : stop - base], begin, links)
+            return
+        begins, firsts = found.begins, found.firsts
+        for is_plain, numbers in groupby(range(len(found.is_plain)), key=found.is_plain.__getitem__):
+            samples = list(numbers)
+            rows = slice(firsts[samples[0]], firsts[samples[-1] + 1])
+            if is_plain:
+                yield from self._close_run()
+                yield from self._take_plain(found, samples, base)
+                if links.recent is not None:
+                    links.recent.note(found.run.rows(rows.start, rows.stop))
+            else:
+                places = slice(begins[rows.start], begins[rows.stop])
+                yield from self._read_entries(run.data[places], base + places.start, links)
+
+    def _read_entries(self, data: bytes, offset: int, links: HardLinks) -> Iterator[Finding | CheckedSample]:
+        """Reads entries from a part of the archive."""
+        largest = self._options.max_member_bytes
+        part = TarEntries(
+            io.BytesIO(data), self.shard, offset=offset, require_end_marker=False, max_member_bytes=largest
+        )
+        for entry in filter(None, part):
+            yield from self._read_entry(entry, part, links)
+
+    def _take_plain(self, found: RunOfSamples, numbers: list[int], base: int) -> Iterator[CheckedSample]:
+        """Counts samples that are plainly sound; their places are from `base` on."""
+        run, begins, firsts = found.run, found.begins, found.firsts
+        report, plan = self.report, self.report.plan
+        sets: dict[tuple[str, ...], list[int]] = {}
+        for number in numbers:
+            first, last = firsts[number], firsts[number + 1]
+            key, start = run.keys[first], base + begins[first]
+            sets.setdefault(tuple(run.fields[first:last]), []).append(first)
+            self._index.compare(plan.count, key, start, base + begins[last])
+            if self._rules.on_reappearing != "allow":
+                self._seen.add(hash(key))
+            if self._gives_samples:
+                draft = Draft(key, self.url, 0, list(run.rows(first, last).parts()))
+                yield CheckedSample(plan.count, make_sample(draft, self._rules, mask_url), start, True, False)
+            plan.count += 1
+            report.sound += 1
+        for fields, rows in sets.items():
+            first = rows[0]
+            report.field_sets.add(fields, self.shard, run.keys[first], base + begins[first], len(rows))
 
     def _read_file(self, entry: TarEntry, archive: TarEntries, links: HardLinks) -> Iterator[Finding | CheckedSample]:
         """Reads a member, reports what is odd about it, and adds it to its sample."""
@@ -290,7 +340,7 @@ class ShardValidation:
 
 def report_shard(url: str, rules: ValidationRules, most: int) -> ShardReport:
     """Validates a shard, and keeps the first `most` findings of each kind."""
-    validation = ShardValidation(url, rules)
+    validation = ShardValidation(url, rules, gives_samples=False)
     for item in validation:
         if isinstance(item, Finding):
             validation.report.add(item, most)

@@ -18,6 +18,7 @@ if os.name == "nt":
 import torchdata_wds.program_interrupts  # noqa: F401 - before anything that takes time
 from torchdata_wds import workers as _workers  # noqa: F401  (puts torchdata's forms on all pipes)
 from torchdata_wds.codecs import handle_extension, image_decoder
+from torchdata_wds.codecs.images.batches import decode_jpegs
 from torchdata_wds.codecs.media import torch_audio, torch_video
 from torchdata_wds.datasets.files import load_dataset
 from torchdata_wds.datasets.indexed_mix import IndexedMixIterDataPipe as IndexedMix
@@ -105,6 +106,7 @@ __all__ = [
     "StatefulPipeline", "RayPool", "RayReadingService", "profile_pipe", "repeat_batches", "describe",
     "wds_collate", "handle_extension", "image_decoder", "torch_video", "torch_audio", "TextSegment",
     "ImageSegment", "interleaved_sample", "ShardMember", "ShardSlice", "CachedShard",
+    "decode_jpegs",
     # writing
     "TarWriter", "ShardWriter", "ShardInfo", "ShardIndex", "DatasetIndex", "index_shard", "dali_index", "wids_index",
     # pipes, in the order of the functional forms' table in the README

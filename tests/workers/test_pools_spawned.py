@@ -3,13 +3,19 @@
 Each spawned worker imports torch anew, which takes seconds. A server that has imported it forks others at once.
 """
 
+import atexit
 import multiprocessing
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
+from torch.utils.data.datapipes.iter import IterableWrapper
 
 from tests.kits.pool_suite import LoaderSuite, PoolKind, ServiceSuite, WorkerSuite
 from tests.kits.pool_suite.ends import EndSuite
 from tests.kits.pool_suite.orders import OrderSuite
+from torchdata_wds import WdsLoader
 
 pytestmark = pytest.mark.slow
 
@@ -51,3 +57,46 @@ class TestServedProcessesUnderService(ServedProcesses, ServiceSuite):
 @pytest.mark.parametrize("front", ["loader"])
 class TestServedProcessesUnderLoader(ServedProcesses, LoaderSuite):
     """WdsLoader with workers."""
+
+
+class Leaver:
+    """Writes a file when its process ends normally."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __call__(self, item: int) -> int:
+        if item == 0:
+            atexit.register(self.path.write_text, "left")
+        return item
+
+
+def test_spawned_worker_runs_what_is_registered_for_its_exit(tmp_path: Path) -> None:
+    """It ends without taking torch apart, but not without the program's own functions."""
+    loader = WdsLoader(IterableWrapper(range(3)).map(Leaver(tmp_path / "exit")), 1, multiprocessing_context="spawn")
+    assert list(loader) == [0, 1, 2]
+    loader.shutdown()
+    assert (tmp_path / "exit").read_text() == "left"
+
+
+SERVED = """
+import multiprocessing, multiprocessing.forkserver as forkserver, sys
+from torch.utils.data.datapipes.iter import IterableWrapper
+from torchdata_wds import WdsLoader
+if __name__ == "__main__":
+    if sys.argv[1:]:
+        multiprocessing.set_forkserver_preload(sys.argv[1:])
+    with WdsLoader(IterableWrapper(range(2)), 1, multiprocessing_context="forkserver") as loader:
+        list(loader)
+    print(*forkserver._forkserver._preload_modules)
+"""
+
+
+@pytest.mark.parametrize(
+    ("chosen", "imported"), [((), "__main__ torchdata_wds.workers.processes.worker"), (("json",), "json")]
+)
+def test_server_imports_torch_unless_told_otherwise(chosen: tuple[str, ...], imported: str, tmp_path: Path) -> None:
+    """The server of a program imports what workers need once; a program's own choice counts."""
+    (tmp_path / "main.py").write_text(SERVED)
+    run = subprocess.run([sys.executable, tmp_path / "main.py", *chosen], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == imported

@@ -93,7 +93,7 @@ class EntryMapperIterDataPipe(ItemMapper):
         }
         samples = noting_absent(self.source_datapipe, optional)
         chosen = self.map_items(samples, self._choose, "MissingFieldError")
-        yield from self.map_items(chosen, self._apply, self.dropped)
+        yield from self.map_items(chosen, self.apply, self.dropped)
 
     def _entry(self, sample: dict[str, Any]) -> SpecEntry:
         url: EntryUrl = sample["__url__"]
@@ -131,7 +131,7 @@ class EntryMapperIterDataPipe(ItemMapper):
                 chosen[new] = sample[name]
         return chosen
 
-    def _apply(self, item: dict[str, Any]) -> Any:
+    def apply(self, item: dict[str, Any]) -> Any:
         """Adds the entry's name to its sample, and calls the function with the entry's keys."""
         entry = self._entry(item)
         meta = {"__key__": item["__key__"], "__url__": str(item["__url__"]), "__dataset__": entry.name}

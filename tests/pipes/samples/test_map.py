@@ -163,7 +163,7 @@ def test_attributes_shadow_no_functional_form() -> None:
         assert not hidden, f"{name} hides {hidden}"
 
 
-@pytest.mark.parametrize("name", [name for name, pipe in PIPES.items() if hasattr(pipe, "_apply")])
+@pytest.mark.parametrize("name", [name for name, pipe in PIPES.items() if hasattr(pipe, "apply")])
 def test_item_pipes_raise_when_the_handler_is_no_function(name: str) -> None:
     """A handler given by name, or None, is refused by the constructor."""
     arguments: dict[str, Any] = {"wds_rename": {"a": "b"}, "wds_map_dict": {"a": int}, "wds_rename_keys": {"a": "b"}}

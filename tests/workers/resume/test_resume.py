@@ -435,13 +435,13 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Opened:
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The keys of the samples that are decoded."""
     keys: list[str] = []
-    apply = SampleDecoderIterDataPipe._apply
+    apply = SampleDecoderIterDataPipe.apply
 
     def note(stage: SampleDecoderIterDataPipe, sample: Any) -> Any:
         keys.append(sample["__key__"])
         return apply(stage, sample)
 
-    monkeypatch.setattr(SampleDecoderIterDataPipe, "_apply", note)
+    monkeypatch.setattr(SampleDecoderIterDataPipe, "apply", note)
     return keys
 
 

@@ -1,141 +1,27 @@
 """The fast readers: many small members of a window at once, or one large member straight into its own bytes.
 
-In a window all headers are checked together, as columns of an array; large members are read without another copy. The
-last window decides which. Both take only plain members: regular files with ustar magic, octal numbers and a right
-checksum; in a window also long names and PAX records that change nothing but the name. Neither decides that something
-is wrong: what they do not take is left to `TarEntries`, which tells damage from the unusual.
+Large members are read without another copy; the last window decides which. Both take only plain members: regular files
+with ustar magic, octal numbers and a right checksum; in a window also long names and PAX records that change nothing
+but the name. Neither decides that something is wrong: what they do not take is left to `TarEntries`, which tells damage
+from the unusual.
 """
 
 from __future__ import annotations
 
-import re
 import sys
-from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
 
-import numpy as np
-
-from torchdata_wds.format.tar import headers
-from torchdata_wds.format.tar.headers import BLOCK, HeaderError, byte_sum, full_name, padding, text
+from torchdata_wds.format.tar.headers import BLOCK, byte_sum, full_name, padding, text
 from torchdata_wds.format.tar.members import ByteSource, MemberRun, PassedMember, ShardMember, gap_seeker, gather
+from torchdata_wds.format.tar.windows import PLAIN_FILE, Window, find_members
+from torchdata_wds.memory import keep_memory
 
-_WORDS = BLOCK // 8
-_MAGIC = int.from_bytes(b"usta", "little")  # the four bytes at 257 of each header
-_PLAIN_FILE = ord("0")
-_TELLS_MORE = re.compile(rb"size|GNU\.|\0")  # a quick look: most records are dates
-_OCTAL_PLACES = 8 ** np.arange(10, -1, -1, dtype=np.int64)
-Array = np.ndarray[Any, Any]
 Choose = Callable[[str], tuple[str, bool]]
-
-
-@dataclass
-class Window:
-    """The members of a window, in columns; none by default."""
-
-    data: bytes
-    begins: Sequence[int] = ()
-    starts: Sequence[int] = ()
-    ends: Sequence[int] = ()
-    nexts: Sequence[int] = ()
-    names: Sequence[str] = ()
-
-    def __post_init__(self) -> None:
-        # Rows not directly followed by the next row: something else lies between, or a tar inside the member.
-        self._breaks: list[int] = []
-        if self.nexts[:-1] != self.begins[1:]:
-            self._breaks = [row for row, begin in enumerate(self.begins[1:]) if begin != self.nexts[row]]
-        self._breaks.append(len(self.begins) - 1)
-
-    def run_at(self, position: int) -> tuple[int, int]:
-        """Finds the adjacent members from a position on, where an entry must begin: first row and end."""
-        first = bisect_left(self.begins, position)
-        if first == len(self.begins) or self.begins[first] != position:
-            return 0, 0
-        return first, self._breaks[bisect_left(self._breaks, first)] + 1
-
-
-def find_members(data: bytes) -> Window:
-    """Finds the members that lie whole in a window, which begins at an entry, and those of tars inside them."""
-    blocks = len(data) // BLOCK
-    magics: Array = np.ndarray((blocks,), "<u4", data, 257, (BLOCK,)) if blocks else np.zeros(0)
-    rows = np.flatnonzero(magics == _MAGIC)
-    if not len(rows):
-        return Window(data)
-    words: Array = np.frombuffer(data, np.uint64, blocks * _WORDS).reshape(blocks, _WORDS)
-    heads: Array = words.take(rows, axis=0).view(np.uint8)
-    sizes, sound = _octal(heads[:, 124:135], heads[:, 135:136])
-    field = heads[:, 148:156]
-    stored, valid = _octal(field[:, :6], field[:, 6:])
-    total = heads.sum(axis=1, dtype=np.int32) - field.sum(axis=1, dtype=np.int32) + 8 * ord(" ")
-    sound &= valid & (total == stored)
-    begins = rows * BLOCK
-    starts = begins + BLOCK
-    ends = starts + sizes
-    nexts = ends + -sizes % BLOCK
-    sound &= nexts <= blocks * BLOCK
-    kinds = heads[:, 156]
-    files = np.flatnonzero(sound & (kinds == _PLAIN_FILE))
-    extended = sound & (kinds > _PLAIN_FILE)
-    tails = [column[extended].tolist() for column in (begins, starts, ends, nexts, kinds)]
-    columns = [column[files].tolist() for column in (begins, starts, ends, nexts)]
-    names = _names(heads[files])
-    _extend(data, columns[0], names, zip(*tails, strict=True))
-    if "/\n" in "\n".join([*names, ""]):  # a folder, or a reason for a closer look
-        kept = [row for row, name in enumerate(names) if not name.endswith("/")]
-        columns = [[column[row] for row in kept] for column in columns]
-        names = [names[row] for row in kept]
-    return Window(data, columns[0], columns[1], columns[2], columns[3], names)
-
-
-def _octal(digits: Array, behind: Array) -> tuple[Array, Array]:
-    """Reads fields of octal digits; the second array says which rows hold only digits, then blanks or NULs."""
-    values = digits - np.uint8(ord("0"))  # below "0" it wraps to large numbers
-    valid: Array = (values < 8).all(axis=1) & ((behind == 0) | (behind == ord(" "))).all(axis=1)
-    return values @ _OCTAL_PLACES[-values.shape[1] :], valid
-
-
-def _names(heads: Array) -> list[str]:
-    raw = np.ascontiguousarray(heads[:, :100]).view("S100").ravel().tolist()
-    joined = text(b"\n".join(raw))
-    names = joined.split("\n")
-    if len(names) != len(raw) or "\0" in joined:
-        names = [text(name.partition(b"\0")[0]) for name in raw]
-    for row in np.flatnonzero(heads[:, 345]).tolist():
-        names[row] = text(full_name(heads[row].tobytes()))
-    return names
-
-
-def _extend(data: bytes, begins: list[int], names: list[str], extended: Iterable[tuple[int, ...]]) -> None:
-    """Lets members begin with the extended headers right before them, and have the names that those give."""
-    # A member keeps its own begin if its header says more, or if it has several: no walk over the entries comes to it.
-    before: dict[int, tuple[int, dict[str, bytes]]] = {}  # where the next header lies: the entry's begin and records
-    for begin, start, end, behind, kind in extended:
-        records = _read_records(kind, data[start:behind], end - start)
-        if before.pop(begin, None) is None and records is not None:
-            before[behind] = begin, records
-    for row, begin in enumerate(begins if before else ()):
-        if begin in before:
-            begins[row], own = before[begin]
-            names[row] = text(own["path"]) if own.get("path") else names[row]
-
-
-def _read_records(kind: int, content: bytes, size: int) -> dict[str, bytes] | None:
-    """Reads what an extended header says; None where it is none, is damaged, or says more than a name or dates."""
-    try:
-        if kind == headers.LONG_NAME:
-            return {"path": headers.long_name(content, size)}
-        data = content[:size]
-        records = headers.parse_records(data) if kind in headers.PAX else None
-    except HeaderError:
-        return None
-    return None if records and _TELLS_MORE.search(data) and headers.says_more(records) else records
 
 
 def read_plain_header(block: bytes) -> tuple[str, int] | None:
     """Reads name and size from the header of a regular file; None where `TarEntries` must look at it."""
-    if len(block) < BLOCK or block[156] != _PLAIN_FILE or block[257:261] != b"usta":
+    if len(block) < BLOCK or block[156] != PLAIN_FILE or block[257:261] != b"usta":
         return None
     size, total, behind = block[124:135], block[148:154], block[135:136] + block[154:156]
     if not (size.isdigit() and total.isdigit() and not behind.strip(b"\0 ")):
@@ -171,6 +57,7 @@ class LookAhead:
     def __init__(
         self, stream: ByteSource, url: str, visit: int, largest: int = sys.maxsize, choose: Choose | None = None
     ) -> None:
+        keep_memory()
         self._seek = gap_seeker(stream)
         self._choose = None if self._seek is None else choose
         self.chooses = self._choose is not None

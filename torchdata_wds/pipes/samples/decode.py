@@ -76,7 +76,8 @@ class SampleDecoderIterDataPipe(ItemMapper):
         self.errors, self.max_bytes = errors, max_bytes
         self._is_unsure = bool(self._decode.only)
 
-    def _apply(self, item: Any) -> dict[str, Any]:
+    def apply(self, item: Any) -> dict[str, Any]:
+        """Decodes the fields of one sample."""
         if not isinstance(item, dict):
             expect_sample(item, "wds_decode")
         if self._is_unsure:
@@ -138,7 +139,8 @@ class SampleEncoderIterDataPipe(ItemMapper):
         self.encoder = Held(encoder)
         self.jpeg_quality, self.png_compression = jpeg_quality, png_compression
 
-    def _apply(self, item: Any) -> dict[str, Any]:
+    def apply(self, item: Any) -> dict[str, Any]:
+        """Encodes the fields of one sample."""
         if not isinstance(item, Mapping):
             expect_sample(item, "wds_encode")
         return self._encode(item)

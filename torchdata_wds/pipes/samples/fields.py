@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from functools import partial
+from operator import itemgetter
 from typing import Any, Literal
 
 from torchdata_wds.checks import check_choice
@@ -51,7 +52,8 @@ class FieldRenamerIterDataPipe(ItemMapper):
         self.keep = keep
         self.specs = {new: alternatives(spec) for new, spec in specs.items()}
 
-    def _apply(self, item: Any) -> dict[str, Any]:
+    def apply(self, item: Any) -> dict[str, Any]:
+        """Renames the fields of one sample."""
         sample = expect_sample(item, "wds_rename")
         replaced = {name for names in self.specs.values() for name in names}
         kept = {name: sample[name] for name in sample if name.startswith("__") or (self.keep and name not in replaced)}
@@ -106,7 +108,8 @@ class KeyRenamerIterDataPipe(ItemMapper):
         self.keep_unselected, self.must_match = keep_unselected, must_match
         self.duplicate_is_error = duplicate_is_error
 
-    def _apply(self, item: Any) -> dict[str, Any]:
+    def apply(self, item: Any) -> dict[str, Any]:
+        """Renames the fields of one sample by the patterns."""
         sample = expect_sample(item, "wds_rename_keys")
         renamed: dict[str, Any] = {}
         made = set()
@@ -178,16 +181,28 @@ class FieldTuplerIterDataPipe(ItemMapper):
         super().__init__(source_datapipe, handler)
         self.specs = tuple(alternatives(spec) for spec in specs)
         self.missing = missing
+        # The first alternative of each spec, which most samples have. A single one is taken twice, to get a tuple.
+        first = [names[0] for names in self.specs]
+        self._take = itemgetter(*first, *first[:1] if len(first) == 1 else ())
 
     def __iter__(self) -> Iterator[Any]:
         samples: Iterable[Any] = self.source_datapipe
         if self.missing != "error":
             named = {f"wds_to_tuple names {';'.join(names)!r}": partial(_has, names) for names in self.specs}
             samples = field_specs.noting_absent(samples, named)
-        yield from self.map_items(samples, self._apply, self.dropped)
+        yield from self.map_items(samples, self.apply, self.dropped)
 
-    def _apply(self, item: Any) -> tuple[Any, ...] | None:
+    def apply(self, item: Any) -> tuple[Any, ...] | None:
+        """Takes the fields out of one sample; None drops it."""
         sample = expect_sample(item, "wds_to_tuple")
+        try:
+            values: tuple[Any, ...] = self._take(sample)
+        except KeyError:
+            return self._choose(sample)
+        self._latest.sample = sample
+        return values if len(self.specs) > 1 else values[:1]
+
+    def _choose(self, sample: dict[str, Any]) -> tuple[Any, ...] | None:
         values = []
         for names in self.specs:
             field = find_field(sample, names)
@@ -247,7 +262,8 @@ class KeyExtractorIterDataPipe(ItemMapper):
         self.patterns = tuple(alternatives(pattern) for pattern in patterns)
         self.duplicate_is_error, self.ignore_missing = duplicate_is_error, ignore_missing
 
-    def _apply(self, item: Any) -> tuple[Any, ...]:
+    def apply(self, item: Any) -> tuple[Any, ...]:
+        """Takes the fields that match out of one sample."""
         sample = expect_sample(item, "wds_extract_keys")
         values = []
         for globs in self.patterns:

@@ -59,21 +59,21 @@ class HandlingPipe(WdsPipe[T]):
 
 
 class ItemMapper(HandlingPipe[Any]):
-    """Base of the pipes that turn each item into one item; a subclass defines `_apply`."""
+    """Base of the pipes that turn each item into one item; a subclass defines `apply`."""
 
     one_to_one = True
-    dropped = "None"  # how items are counted for which `_apply` returns None
+    dropped = "None"  # how items are counted for which `apply` returns None
 
     def __init__(self, source_datapipe: Pipe, handler: Handler = reraise_exception) -> None:
         super().__init__(source_datapipe, handler)
         self._latest = Latest()
 
     @abstractmethod
-    def _apply(self, item: Any) -> Any:
-        """Turns one item into another; None drops it."""
+    def apply(self, item: Any) -> Any:
+        """Returns what this stage makes of one item, which need not come from its source; None drops the item."""
 
     def __iter__(self) -> Iterator[Any]:
-        yield from self.map_items(self.source_datapipe, self._apply, self.dropped)
+        yield from self.map_items(self.source_datapipe, self.apply, self.dropped)
 
     def __len__(self) -> int:
         return self.source_length()
@@ -126,7 +126,8 @@ class WdsMapperIterDataPipe(ItemMapper):
         super().__init__(source_datapipe, handler)
         self.fn = fn
 
-    def _apply(self, item: Any) -> Any:
+    def apply(self, item: Any) -> Any:
+        """Calls the function with one item."""
         result = self.fn(item)
         if isinstance(item, dict) and isinstance(result, dict) and "__key__" in item and "__key__" not in result:
             return {"__key__": item["__key__"], **result}  # a copy: the function may return one dict for many samples
@@ -168,7 +169,8 @@ class TupleMapperIterDataPipe(ItemMapper):
         super().__init__(source_datapipe, handler)
         self.fns = Held(fns)
 
-    def _apply(self, item: Any) -> tuple[Any, ...]:
+    def apply(self, item: Any) -> tuple[Any, ...]:
+        """Calls the functions with the values of one tuple."""
         functions = self.fns.value
         if not isinstance(item, (tuple, list)):
             raise TypeError(f"wds_map_tuple got {type(item).__name__}; it takes tuples, as .wds_to_tuple() yields them")
@@ -214,7 +216,8 @@ class FieldMapperIterDataPipe(ItemMapper):
         super().__init__(source_datapipe, handler)
         self.fns = Held(fns)
 
-    def _apply(self, item: Any) -> dict[str, Any]:
+    def apply(self, item: Any) -> dict[str, Any]:
+        """Calls the functions with the fields of one sample."""
         sample = dict(expect_sample(item, "wds_map_dict"))
         for field, function in self.fns.value.items():
             if field not in sample:

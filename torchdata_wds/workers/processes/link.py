@@ -52,8 +52,8 @@ class WorkerLink(StreamLink):
         )
         method = context.get_start_method()
         self._is_new = method != "fork"
-        if method == "forkserver":  # start the server before Ctrl-C is blocked
-            multiprocessing.forkserver.ensure_running()
+        if method == "forkserver":
+            _start_server()  # before Ctrl-C is blocked
         try:
             with interrupts_held(), no_traversal(), collection_held():
                 self._process.start()
@@ -228,3 +228,11 @@ def states_of(links: Sequence[WorkerLink]) -> list[WorkerState]:
     asked = [(link._stacks, link.process) for link, state in zip(links, known, strict=True) if state is None]
     dumps = iter(collect(asked))
     return [state or link.told_stack(next(dumps)) for link, state in zip(links, known, strict=True)]
+
+
+def _start_server() -> None:
+    """Starts the server that forks workers: it imports torch once for all, unless the program chose what it imports."""
+    server: Any = multiprocessing.forkserver._forkserver
+    if server._preload_modules == ["__main__"]:
+        server.set_forkserver_preload(["__main__", run_worker.__module__])
+    server.ensure_running()

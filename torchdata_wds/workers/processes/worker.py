@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import importlib
 import multiprocessing
+import multiprocessing.util
 import os
 import pickle
 import random
@@ -16,6 +18,7 @@ import traceback
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, suppress
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
 from multiprocessing.pool import RemoteTraceback  # type: ignore[attr-defined]  # mypy does not know it
 from typing import Any, ClassVar, NamedTuple, NoReturn
 
@@ -217,6 +220,17 @@ def run_worker(
             tally.begin(graph.end)
             with closing(graph.items(order, worker, workers)) as items:
                 _answer(order, items, sender, board, tally)
+    if isinstance(multiprocessing.current_process(), SpawnProcess):
+        _end_at_once()
+
+
+def _end_at_once() -> NoReturn:
+    """Ends a spawned process as a forked one ends: its interpreter would take torch apart for up to a second."""
+    multiprocessing.util._exit_function()  # type: ignore[attr-defined]
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    multiprocessing.util._flush_std_streams()  # type: ignore[attr-defined]
+    os._exit(0)
 
 
 def _answer(order: Order, items: Iterator[Any], sender: Sender, board: NoticeBoard, tally: Tally) -> None:

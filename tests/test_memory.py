@@ -1,0 +1,31 @@
+"""Memory that comes and goes is kept: reading does not ask the system for new pages."""
+
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.kits.shards import write_tar
+
+READ = """
+import resource, sys
+from torch.utils.data.datapipes.iter import IterableWrapper
+import torchdata_wds
+def read():
+    begun = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    count = sum(1 for _ in IterableWrapper(sys.argv[1:]).load_wds_shards().group_by_key())
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_minflt - begun) / count
+read()
+print(min(read() for _ in range(3)))
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other allocators have other rules")
+def test_reading_takes_no_new_pages(tmp_path: Path) -> None:
+    """From the second epoch on, less than one page for each sample of 50 KB."""
+    shard = tmp_path / "x.tar"
+    write_tar(shard, [(f"{number:06d}.jpg", bytes(50_000)) for number in range(400)])
+    run = subprocess.run([sys.executable, "-c", READ, shard], capture_output=True, text=True, check=True)
+    assert float(run.stdout) < 1

@@ -1,0 +1,96 @@
+"""Reads the fields of many tar headers at once, eight bytes of each in one step.
+
+A column holds eight bytes of each header as a little-endian word, so that the first byte is the lowest.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+
+_SIZE, _SUM = 15, 18  # the words in whose second halves these fields begin
+_BITS = [np.uint64(bits) for bits in range(64)]
+
+
+def _repeated(byte: int) -> np.uint64:
+    return np.uint64(byte * 0x0101010101010101)
+
+
+_ZEROS, _NO_DIGIT = _repeated(ord("0")), _repeated(0xF8)
+_FOUR, _SIX, _SEVEN = (np.uint64((1 << 8 * number) - 1) for number in (4, 6, 7))  # so many bytes of a word
+_EVEN, _LOW_HALF = np.uint64(0x00FF00FF00FF00FF), np.uint64(0x0000FFFF0000FFFF)
+# What must be 0 once the zeros of the digits are taken away. After the digits, a blank is as good as a NUL.
+_SIZE_ZEROS, _SUM_ZEROS = _ZEROS & _SEVEN, _ZEROS & _SIX
+_HIGH_WRONG, _LOW_WRONG = _NO_DIGIT & ~_FOUR, (_NO_DIGIT & _SEVEN) | np.uint64(0xDF << 56)
+_SUM_WRONG = (_NO_DIGIT & _SIX) | np.uint64(0xDFDF << 48)
+_BLANKS = np.uint64(8 * ord(" "))
+# Neighbours become one number: of two digits, of four, of eight. How far the first moves up, and the second down.
+_JOINS = [
+    (_BITS[3], _BITS[8], np.uint64(0x003F003F003F003F)),
+    (_BITS[6], _BITS[16], np.uint64(0x00000FFF00000FFF)),
+    (_BITS[12], _BITS[32], np.uint64(0xFFFFFF)),
+]
+_ONES, _HIGHEST = _repeated(1), _repeated(0x80)
+
+
+def _octal(digits: Array) -> Array:
+    """Returns the numbers of eight octal digits each, given as bytes of 0 to 7."""
+    for up, down, mask in _JOINS:
+        digits = ((digits << up) + (digits >> down)) & mask
+    return digits
+
+
+def sizes_of(heads: Array) -> tuple[Array, Array]:
+    """Reads the sizes in headers: eleven octal digits, and a NUL or blank; also returns which are just that.
+
+    Args:
+        heads: The headers, an array of shape (number, 64) and dtype ``<u8``.
+
+    Returns:
+        The sizes in bytes, int64, and an array of bool.
+    """
+    high, low = heads[:, _SIZE] ^ _ZEROS, heads[:, _SIZE + 1] ^ _SIZE_ZEROS
+    is_sound: Array = ((high & _HIGH_WRONG) | (low & _LOW_WRONG)) == 0
+    low &= _SEVEN
+    sizes = _octal(high >> _BITS[32]) << _BITS[9] | _octal(low) >> _BITS[3]
+    return sizes.astype(np.int64), is_sound
+
+
+def right_sums(heads: Array, used: Array) -> Array:
+    """Returns which headers have a right checksum: six octal digits and two NULs or blanks.
+
+    `used` has the bits that are set in any of the headers, an array of 64 words.
+    """
+    lanes = np.add.reduce(_byte_sums(heads.take(np.flatnonzero(used), axis=1)), axis=1)
+    field = heads[:, _SUM] >> _BITS[32] | heads[:, _SUM + 1] << _BITS[32]
+    lanes -= _byte_sums(field)  # which counts as eight blanks; no lane borrows, as it holds these and others
+    pairs = (lanes & _LOW_HALF) + (lanes >> _BITS[16] & _LOW_HALF)
+    total = (pairs & _FOUR) + (pairs >> _BITS[32]) + _BLANKS
+    digits = field ^ _SUM_ZEROS
+    is_right: Array = (digits & _SUM_WRONG) == 0
+    is_right &= _octal(digits & _SIX) >> _BITS[6] == total
+    return is_right
+
+
+def _byte_sums(words: Array) -> Array:
+    """Returns sums of two bytes of each word, in four lanes of 16 bits."""
+    lanes = words >> _BITS[8]
+    lanes &= _EVEN
+    lanes += words & _EVEN
+    return lanes
+
+
+def has_gap(words: Array) -> bool:
+    """Returns whether anything stands after a NUL in a row of words."""
+    zeros = words - _ONES
+    zeros &= ~words
+    zeros &= _HIGHEST  # its lowest bit is in the first byte that is 0
+    first = zeros & (~zeros + _BITS[1])
+    first >>= _BITS[7]
+    first -= _BITS[1]  # the bytes before that one; all, if there is none
+    if (words & ~first).any():
+        return True
+    return words.shape[1] > 1 and bool(((zeros[:, :-1] != 0) & (words[:, 1:] != 0)).any())

@@ -1,0 +1,182 @@
+"""Finds the members of a window of an archive: all its headers are checked together, as columns of an array.
+
+Only plain members are found: regular files with ustar magic, octal numbers and a right checksum, also after long names
+and PAX records that change nothing but the name.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from torchdata_wds.format.tar import headers
+from torchdata_wds.format.tar.columns import Array, has_gap, right_sums, sizes_of
+from torchdata_wds.format.tar.headers import BLOCK, HeaderError, full_name, text
+
+PLAIN_FILE = ord("0")
+_WORDS = BLOCK // 8
+_MAGIC = int.from_bytes(b"usta", "little")  # the four bytes at 257 of each header
+_PAX = ord("x")
+_TELLS_MORE = re.compile(rb"size|GNU\.|\0")  # a quick look at records that are not dates
+
+
+@dataclass
+class Window:
+    """The members of a window, in columns; none by default."""
+
+    data: bytes
+    begins: Sequence[int] = ()
+    starts: Sequence[int] = ()
+    ends: Sequence[int] = ()
+    nexts: Sequence[int] = ()
+    names: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        # Rows not directly followed by the next row: something else lies between, or a tar inside the member.
+        self._breaks: list[int] = []
+        if self.nexts[:-1] != self.begins[1:]:
+            self._breaks = [row for row, begin in enumerate(self.begins[1:]) if begin != self.nexts[row]]
+        self._breaks.append(len(self.begins) - 1)
+
+    def run_at(self, position: int) -> tuple[int, int]:
+        """Finds the adjacent members from a position on, where an entry must begin: first row and end."""
+        first = bisect_left(self.begins, position)
+        if first == len(self.begins) or self.begins[first] != position:
+            return 0, 0
+        return first, self._breaks[bisect_left(self._breaks, first)] + 1
+
+
+def find_members(data: bytes) -> Window:
+    """Finds the members that lie whole in a window, which begins at an entry, and those of tars inside them."""
+    blocks = len(data) // BLOCK
+    magics: Array = np.ndarray((blocks,), "<u4", data, 257, (BLOCK,)) if blocks else np.zeros(0)
+    rows = np.flatnonzero(magics == _MAGIC)
+    if not len(rows):
+        return Window(data)
+    words: Array = np.frombuffer(data, "<u8", blocks * _WORDS).reshape(blocks, _WORDS)
+    heads: Array = words.take(rows, axis=0)
+    used: Array = np.bitwise_or.reduce(heads, axis=0)  # most words of a header are zero in all rows
+    sizes, is_sound = sizes_of(heads)
+    is_sound &= right_sums(heads, used)
+    begins = rows * BLOCK
+    starts = begins + BLOCK
+    ends = starts + sizes
+    nexts = ends + -sizes % BLOCK
+    is_sound &= nexts <= blocks * BLOCK
+    kinds = heads.view(np.uint8)[:, 156]
+    is_file = is_sound & (kinds == PLAIN_FILE)
+    tails: Iterable[tuple[int, ...]] = ()
+    if not is_file.all():
+        is_extended = is_sound & (kinds > PLAIN_FILE)
+        if is_extended.any():
+            begins = _pass_dates(words, (begins, sizes, nexts), kinds == _PAX, is_file, is_extended)
+            tails = zip(*(column[is_extended].tolist() for column in (begins, starts, ends, nexts, kinds)), strict=True)
+        files = np.flatnonzero(is_file)
+        begins, starts, ends, nexts = (column[files] for column in (begins, starts, ends, nexts))
+        heads = heads.take(files, axis=0)
+    columns = [column.tolist() for column in (begins, starts, ends, nexts)]
+    names = _names(heads, used)
+    _extend(data, columns[0], names, tails)
+    if "/\n" in "\n".join([*names, ""]):  # a folder, or a reason for a closer look
+        kept = [row for row, name in enumerate(names) if not name.endswith("/")]
+        columns = [[column[row] for row in kept] for column in columns]
+        names = [names[row] for row in kept]
+    return Window(data, columns[0], columns[1], columns[2], columns[3], names)
+
+
+_DATE = np.frombuffer(b" time=", np.uint8)
+_DATE_HEAD = np.arange(9)  # two digits, a blank, a letter, "time="
+_DATES = np.frombuffer(b"mac", np.uint8)  # of the content, the last access and the inode
+_NEWLINE, _ZERO = ord("\n"), np.uint8(ord("0"))
+
+
+def _pass_dates(
+    words: Array, places: tuple[Array, Array, Array], is_pax: Array, is_file: Array, is_extended: Array
+) -> Array:
+    """Lets files begin with the PAX headers right before them that hold nothing but dates; returns all begins.
+
+    `places` are where headers begin, the sizes of what follows, and where the next header is. Those PAX headers are
+    taken out of `is_extended`.
+    """
+    begins, sizes, nexts = places
+    follows = nexts[:-1] == begins[1:]
+    taken = is_pax[:-1] & is_extended[:-1] & is_file[1:] & follows & (sizes[:-1] > 0) & (sizes[:-1] <= BLOCK)
+    taken[1:] &= ~(is_extended[:-2] & follows[:-1])  # several before one file
+    rows = np.flatnonzero(taken)
+    if not len(rows):
+        return begins
+    records: Array = words.take(begins[rows] // BLOCK + 1, axis=0).view(np.uint8)
+    rows = rows[_are_dates(records, sizes[rows])]
+    is_extended[rows] = False
+    begins = begins.copy()
+    begins[rows + 1] = begins[rows]
+    return begins
+
+
+def _are_dates(records: Array, sizes: Array) -> Array:
+    """Returns which blocks hold nothing but sound records of dates, each of 10 to 99 bytes, in so many bytes."""
+    positions, are_dates = np.zeros(len(records), np.int64), np.ones(len(records), np.bool_)
+    rows = np.arange(len(records))
+    while len(rows):
+        head = records[rows[:, None], np.minimum(positions[rows, None] + _DATE_HEAD, BLOCK - 1)].T
+        tens, ones = head[0] - _ZERO, head[1] - _ZERO  # below "0" they wrap to large numbers
+        is_date = (tens - np.uint8(1) < 9) & (ones < 10) & np.isin(head[3], _DATES)
+        is_date &= (head[[2, 4, 5, 6, 7, 8]] == _DATE[:, None]).all(axis=0)
+        ends = positions[rows] + tens * np.int64(10) + ones
+        is_date &= (ends <= sizes[rows]) & (records[rows, np.minimum(ends, BLOCK) - 1] == _NEWLINE)
+        are_dates[rows], positions[rows] = is_date, ends
+        rows = rows[is_date & (ends < sizes[rows])]
+    return are_dates
+
+
+_NAME = 12  # words of the name; its last four bytes are in another word
+_PREFIX, _PREFIX_BIT = 345 // 8, 8 * (345 % 8)
+
+
+def _names(heads: Array, used: Array) -> list[str]:
+    """Returns the names of members; `used` has the bits that are set in any row."""
+    if not len(heads):
+        return []
+    filled = np.flatnonzero(used[:_NAME])
+    width = int(filled[-1]) + 1 if len(filled) else 0
+    lines = np.empty((len(heads), width + 1), "<u8")
+    lines[:, :width] = heads[:, :width]
+    lines[:, width] = _NEWLINE
+    names = text(lines.tobytes().translate(None, b"\0")[:-1]).split("\n")
+    octets = heads.view(np.uint8)
+    if len(names) != len(heads) or int(used[_NAME]) & 0xFFFFFFFF or has_gap(lines[:, :width]):
+        names = [text(line.tobytes().partition(b"\0")[0]) for line in octets[:, :100]]
+    if int(used[_PREFIX]) >> _PREFIX_BIT & 0xFF:
+        for row in np.flatnonzero(octets[:, 345]).tolist():
+            names[row] = text(full_name(octets[row].tobytes()))
+    return names
+
+
+def _extend(data: bytes, begins: list[int], names: list[str], extended: Iterable[tuple[int, ...]]) -> None:
+    """Lets members begin with the extended headers right before them, and have the names that those give."""
+    # A member keeps its own begin if its header says more, or if it has several: no walk over the entries comes to it.
+    before: dict[int, tuple[int, dict[str, bytes]]] = {}  # where the next header lies: the entry's begin and records
+    for begin, start, end, behind, kind in extended:
+        records = _read_records(kind, data[start:behind], end - start)
+        if before.pop(begin, None) is None and records is not None:
+            before[behind] = begin, records
+    for row, begin in enumerate(begins if before else ()):
+        if begin in before:
+            begins[row], own = before[begin]
+            names[row] = text(own["path"]) if own.get("path") else names[row]
+
+
+def _read_records(kind: int, content: bytes, size: int) -> dict[str, bytes] | None:
+    """Reads what an extended header says; None where it is none, is damaged, or says more than a name or dates."""
+    try:
+        if kind == headers.LONG_NAME:
+            return {"path": headers.long_name(content, size)}
+        data = content[:size]
+        records = headers.parse_records(data) if kind in headers.PAX else None
+    except HeaderError:
+        return None
+    return None if records and _TELLS_MORE.search(data) and headers.says_more(records) else records

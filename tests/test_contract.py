@@ -17,8 +17,8 @@ from torch.utils.data.graph import traverse_dps
 import torchdata_wds
 from tests.contract import ROWS, Row
 from tests.kits import declared_forms
+from tests.kits.forms import functional_forms
 from tests.kits.processes import open_files
-from torchdata_wds.pipes import base
 
 RANDOM = [name for name, row in ROWS.items() if row.random]
 ORDERED = [name for name, row in ROWS.items() if not row.random]
@@ -48,7 +48,7 @@ def epoch(pipe: IterDataPipe[Any]) -> list[Any]:
 
 def test_contract_has_a_row_for_every_functional_form() -> None:
     """A pipe without a row fails here."""
-    assert set(ROWS) == set(base.functional_forms)
+    assert set(ROWS) == set(functional_forms)
 
 
 def test_pipes_work_twice_when_iterated_again(row: Row, tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_pipes_store_arguments_under_their_names(row: Row, tmp_path: Path) -> No
 @pytest.mark.parametrize("name", ROWS)
 def test_functional_forms_are_documented(name: str) -> None:
     """The docstring names the functional form, and has Args, Yields and Example."""
-    text = inspect.getdoc(base.functional_forms[name]) or ""
+    text = inspect.getdoc(functional_forms[name]) or ""
     assert f"(functional name: ``{name}``)." in text.splitlines()[0]
     for section in ("Args:", "Yields:", "Example:"):
         assert section in text, f"{name} has no {section}"
@@ -192,7 +192,7 @@ def test_functional_forms_are_documented(name: str) -> None:
 def test_declarations_for_type_checkers_equal_the_constructors(name: str) -> None:
     """What editors see of a functional form is what its constructor takes, with types and defaults."""
     written = ast.unparse(declared_forms.declared(declared_forms.FILE.read_text())[name].args)
-    assert written == ast.unparse(declared_forms.arguments_of(base.functional_forms[name]))
+    assert written == ast.unparse(declared_forms.arguments_of(functional_forms[name]))
 
 
 def test_functional_forms_have_no_forbidden_names() -> None:

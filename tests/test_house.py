@@ -13,7 +13,17 @@ ROOT = Path(torchdata_wds.__file__).parent
 MOST_FILES = 16
 
 #: The floors, each with what it may import besides itself and the floors of the rows above.
-GROUND = ("errors", "environment", "handlers", "program_interrupts", "garbage", "memory", "checks", "option_types")
+GROUND = (
+    "errors",
+    "environment",
+    "handlers",
+    "program_interrupts",
+    "post_import",
+    "garbage",
+    "memory",
+    "checks",
+    "option_types",
+)
 FLOORS = (
     *GROUND,
     "storage",

@@ -9,15 +9,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
 import torchdata_wds
+from tests.kits.forms import functional_forms
 from tests.kits.torchdata import is_installed, needs_torchdata, uses_torchdata
 from torchdata_wds import errors, handlers
-from torchdata_wds.pipes.base import functional_forms
 
 ROOT = Path(torchdata_wds.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
@@ -28,26 +27,38 @@ SERVICES = {"WorkersReadingService", "RayReadingService"}  # they need torchdata
 NAMES = [name for name in torchdata_wds.__all__ if is_installed() or name not in SERVICES]
 
 
-def public_names() -> set[str]:
-    """The names without underscore in the package that are its own, not modules."""
+def declared_names() -> dict[str, str]:
+    """The public names that type checkers see, with the modules from which they are imported."""
+    tree = ast.parse((ROOT / "__init__.py").read_text())
+    (block,) = [node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
     return {
-        name
-        for name, value in vars(torchdata_wds).items()
-        if not name.startswith("_")
-        and not isinstance(value, ModuleType)
-        and str(getattr(value, "__module__", "")).startswith("torchdata_wds")
+        alias.asname or alias.name: f"{node.module}:{alias.name}"
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
     }
 
 
 # ------------------------------------------------------------------------------------------------- the public names
 def test_all_is_exact() -> None:
-    """Every name in __all__ exists, once, and every public name is in it."""
+    """Every name in __all__ exists, once, is what type checkers see, and there are no other public names."""
     assert len(set(torchdata_wds.__all__)) == len(torchdata_wds.__all__)
-    for name in NAMES:
-        assert getattr(torchdata_wds, name) is not None
-    later = {"StatefulPipeline", "WdsLoader", "RayPool", "profile_pipe", "repeat_batches", *SERVICES}
     # without torchdata, the services are left out, since `import *` would fail
-    assert public_names() | later == set(torchdata_wds.__all__) | SERVICES
+    assert set(declared_names()) == set(torchdata_wds._HOMES) == set(torchdata_wds.__all__) | SERVICES
+    for name in NAMES:
+        module, _, own_name = declared_names()[name].partition(":")
+        assert getattr(torchdata_wds, name) is getattr(importlib.import_module(module), own_name)
+
+
+def test_dir_shows_the_public_names() -> None:
+    """Also those that nothing has used."""
+    assert set(torchdata_wds.__all__) <= set(dir(torchdata_wds))
+
+
+def test_packages_are_attributes() -> None:
+    """As in a package that imports all of its modules."""
+    code = "import torchdata_wds; assert torchdata_wds.storage.mask_url('x.tar') == 'x.tar'"
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=120).returncode == 0
 
 
 def test_all_holds_every_pipe_exception_and_handler() -> None:

@@ -23,6 +23,7 @@ import torch
 
 import torchdata_wds
 from tests.contract import ROWS
+from tests.kits.forms import functional_forms
 from tests.kits.shards import image_samples, sample_members, write_tar
 from tests.kits.tool_kit import run_line, run_wds
 from tests.kits.torchdata import is_installed, needs_torchdata, skip_test, uses_torchdata
@@ -30,7 +31,6 @@ from torchdata_wds import environment
 from torchdata_wds.cli import demo
 from torchdata_wds.cli.main import COMMANDS
 from torchdata_wds.codecs import CODECS, IMAGE_SPECS
-from torchdata_wds.pipes.base import functional_forms
 
 ROOT = Path(torchdata_wds.__file__).parent.parent
 MANUAL = {path.stem: path for path in sorted((ROOT / "torchdata_wds" / "docs").glob("*.md"))}

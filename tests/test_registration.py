@@ -1,7 +1,10 @@
 """Functional names survive every way in which the package is imported more than once."""
 
 import importlib
+import inspect
 import json
+import pkgutil
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,8 +13,11 @@ from typing import Any
 import pytest
 from torch.utils.data import IterDataPipe
 
+from tests.kits.forms import functional_forms
 from tests.kits.processes import in_child
-from torchdata_wds.pipes.base import functional_forms, register
+from torchdata_wds import pipes
+from torchdata_wds.pipes import base
+from torchdata_wds.pipes.base import register
 
 # A process of its own: what is imported here would be seen by all other tests.
 SCRIPT = """
@@ -47,6 +53,7 @@ class FailOnce(importlib.abc.MetaPathFinder):
 def failure():
     try:
         importlib.import_module("torchdata_wds")
+        IterableWrapper([1]).wds_rename, IterableWrapper([1]).join_workers
     except Exception as error:
         return f"{type(error).__name__}: {error}"
 
@@ -96,7 +103,7 @@ def spare_name() -> Iterator[str]:
     """A functional name that is free again afterwards."""
     yield "wds_spare_name"
     IterDataPipe.functions.pop("wds_spare_name", None)
-    functional_forms.pop("wds_spare_name", None)
+    base.functional_forms.pop("wds_spare_name", None)
 
 
 @pytest.mark.slow
@@ -121,7 +128,7 @@ def test_registration_keeps_every_name_when_imported_again(results: dict[str, An
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["failed import", "failed second import"])
 def test_registration_shows_the_real_error_when_an_import_fails(results: dict[str, Any], way: str) -> None:
-    """What made an import fail is what the user sees."""
+    """What made an import fail is what the user sees, when a form is first used."""
     assert results[way] == "ImportError: a dependency is missing"
 
 
@@ -147,7 +154,7 @@ def test_register_names_the_owner_when_a_name_is_torchs_own() -> None:
     """A native form is never replaced."""
     with pytest.raises(RuntimeError, match=r"'shuffle' already belongs to .*ShufflerIterDataPipe"):
         register("shuffle")(IterDataPipe)
-    assert "shuffle" not in functional_forms
+    assert "shuffle" not in base.functional_forms
 
 
 def test_register_names_the_owner_when_it_is_a_plain_function(spare_name: str) -> None:
@@ -178,6 +185,83 @@ def test_register_takes_the_newer_class_when_it_is_defined_again(spare_name: str
     assert type(made) is not first
 
 
+def test_register_tells_every_form_to_the_package() -> None:
+    """A form that only its own module knew would be missing until something imported that."""
+    for module in pkgutil.walk_packages(pipes.__path__, "torchdata_wds.pipes."):
+        importlib.import_module(module.name)
+    assert {form: cls for form, cls in base.functional_forms.items() if form != "wds_spare_name"} == functional_forms
+
+
+# ------------------------------------------------------------------------------------ forms before their first use
+BEFORE_USE = """
+import inspect, json, pickle, pydoc, sys
+{imports}
+from torch.utils.data import IterDataPipe
+from torch.utils.data.datapipes.iter import IterableWrapper
+
+def modules():
+    return sorted(name for name in sys.modules if name.startswith("torchdata_wds."))
+
+pipe = IterableWrapper([1])
+forms = {{name: form for name, form in IterDataPipe.functions.items() if form.__module__.startswith("torchdata_wds.")}}
+facts = {{"modules": modules(), "names": sorted(forms), "missing": sorted(set(forms) - set(dir(pipe)))}}
+later = forms["wds_shuffle"]
+facts["owner"], facts["copied"] = repr(later), repr(pickle.loads(pickle.dumps(later)))
+facts["after repr"] = modules()
+facts["arguments"], facts["doc"] = str(inspect.signature(later)), pydoc.render_doc(later)
+facts["made"] = repr(forms["wds_to_tuple"](pipe, "cls"))
+form = pipe.wds_map
+facts["form"] = [type(form).__name__, str(inspect.signature(form)), form.__doc__, repr(pipe.wds_map(len))]
+facts["kept"] = [repr(later(pipe, 5)), type(later(pipe, 5)) is type(pipe.wds_shuffle())]
+print(json.dumps(facts))
+"""
+
+ORDERS = {
+    "before": "import torchdata_wds\nassert 'torch' not in sys.modules",
+    "after": "import torch, torchdata_wds",
+    "from": "from torchdata_wds import TarWriter\nassert 'torch' not in sys.modules",
+    "thread": (
+        "import threading\nimporting = threading.Thread(target=__import__, args=('torch',))\nimporting.start()\n"
+        "while 'torch' not in sys.modules: pass\nimport torchdata_wds\nimporting.join()"
+    ),
+    "unpickled": (
+        "assert pickle.loads(b'ctorchdata_wds.format.shards\\nShardInfo\\n.').__name__ == 'ShardInfo'\n"
+        "assert 'torch' not in sys.modules"
+    ),
+}
+
+
+@pytest.fixture(scope="module", params=sorted(ORDERS))
+def before_use(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """What a process sees of the forms whose pipes it has not used, by the order of its imports."""
+    code = BEFORE_USE.format(imports=ORDERS[request.param])
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+def test_forms_are_there_when_their_pipes_are_not_imported(before_use: dict[str, Any]) -> None:
+    """The import of the package, or of torch after it, registers all of them and imports none of their modules."""
+    assert before_use["names"] == sorted(functional_forms)
+    assert before_use["missing"] == []
+    assert [name for name in before_use["after repr"] if name.startswith("torchdata_wds.pipes.s")] == []
+    assert before_use["owner"] == before_use["copied"] == repr(functional_forms["wds_shuffle"])
+
+
+def test_forms_look_as_ever_when_they_are_used_first(before_use: dict[str, Any]) -> None:
+    """Arguments, docstring, drawing and the pipe itself."""
+    assert before_use["arguments"] == str(inspect.signature(functional_forms["wds_shuffle"]))
+    assert "Shuffles items through a buffer" in before_use["doc"]
+    assert before_use["made"] == "IterableWrapper([1])\n    .wds_to_tuple('cls')"
+    mapper = functional_forms["wds_map"]
+    arguments, address = str(inspect.signature(mapper)), re.compile("at 0x[0-9a-f]+")
+    kind, found, text, drawing = before_use["form"]
+    assert (kind, address.sub("", found), text) == ("partial", address.sub("", arguments), mapper.__doc__)
+    assert drawing == "IterableWrapper([1])\n    .wds_map(len)"
+    assert before_use["kept"] == ["IterableWrapper([1])\n    .wds_shuffle(5)", True]
+
+
 # Of the standard library: what takes long to import, and is needed by some users only, or only later.
 HEAVY = {"asyncio", "http", "lzma", "sqlite3", "ssl", "tarfile"}
 
@@ -198,3 +282,4 @@ def test_import_adds_no_heavy_modules_to_torchs() -> None:
     names = {module.partition(".")[0] for module in json.loads(done.stdout)}
     assert names - sys.stdlib_module_names == {"torchdata_wds"}
     assert not names & HEAVY
+    assert len(json.loads(done.stdout)) < 20

@@ -7,8 +7,8 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+from tests.kits.forms import functional_forms
 from torchdata_wds.pipes import forms
-from torchdata_wds.pipes.base import functional_forms
 
 FILE = Path(inspect.getfile(forms))
 WIDTH = 120

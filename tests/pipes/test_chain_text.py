@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from torch.utils.data.datapipes.iter import IterableWrapper
 
+from tests.kits.forms import functional_forms
 from torchdata_wds import TarWriter, WebDataset, ignore_and_continue, wds_collate
-from torchdata_wds.pipes.base import functional_forms
 from torchdata_wds.pipes.chain_text import chain_text
 
 SECRET = "hunter2"

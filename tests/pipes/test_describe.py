@@ -14,11 +14,12 @@ from torch.utils.data import IterDataPipe, default_collate
 from torch.utils.data.datapipes.iter import FileOpener, IterableWrapper
 from torch.utils.data.datapipes.map import SequenceWrapper
 
+from tests.kits.forms import functional_forms
 from tests.kits.torchdata import MapToIterConverter, SampleMultiplexer
 from torchdata_wds import WebDataset, describe, wds_collate
-from torchdata_wds.pipes.base import functional_forms
 from torchdata_wds.pipes.chain_text import stages_of
-from torchdata_wds.pipes.describe import install
+from torchdata_wds.pipes.form_names import install
+from torchdata_wds.workers import import_torchdata
 
 SECRET = "hunter2"
 
@@ -272,7 +273,7 @@ def test_repr_obeys_torchs_hook_when_a_program_sets_one(monkeypatch: pytest.Monk
     """As torch's own pipes do."""
     monkeypatch.setattr(IterDataPipe, "repr_hook", staticmethod(lambda pipe: "hooked"))
     assert repr(WebDataset("x.tar")) == repr(shards()) == "hooked"
-    install()  # as an import of the package does
+    install(import_torchdata)  # as an import of the package does
     assert repr(shards()) == "hooked"
 
 

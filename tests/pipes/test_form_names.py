@@ -18,10 +18,10 @@ from torch.utils.data.datapipes.map import SequenceWrapper
 from torch.utils.data.graph import traverse_dps
 
 import torchdata_wds
+from tests.kits.forms import functional_forms
 from tests.kits.torchdata import Repeater, is_installed, needs_torchdata
 from torchdata_wds import WebDataset, handlers, ignore_and_continue, wds_collate
 from torchdata_wds.pipes import form_names
-from torchdata_wds.pipes.base import functional_forms
 from torchdata_wds.pipes.form_names import (
     ARGUMENTS,
     EXPORTS,

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from torch.utils.data import IterDataPipe
 
-from torchdata_wds.pipes.form_names import argument_hint
+from torchdata_wds.pipes.form_names import argument_hint, check_owner
 from torchdata_wds.pipes.forms import WdsPipe
 from torchdata_wds.pipes.pickling import Held
 
@@ -17,7 +17,7 @@ __all__ = ["Held", "Pipe", "WdsPipe", "in_order", "register", "functional_forms"
 Pipe = IterDataPipe[Any]  # a stage or source of any items
 P = TypeVar("P", bound=type[IterDataPipe[Any]])
 
-#: Every functional name of the package with its pipe, in the order of definition.
+#: The functional names of the package whose pipes have been imported, with those.
 functional_forms: dict[str, type[IterDataPipe[Any]]] = {}
 
 
@@ -38,13 +38,7 @@ def register(name: str) -> Callable[[P], P]:
     # Unlike torch's own decorator, it may run twice for the same class: a second import, importlib.reload and an import
     # that failed half-way all define the class again, and the newer one takes over the name.
     def decorate(cls: P) -> P:
-        taken = IterDataPipe.functions.get(name)
-        owner = (getattr(taken, "args", None) or (taken,))[0]  # the class, inside torch's functools.partial
-        if name in IterDataPipe.functions:
-            origin = getattr(owner, "__module__", None), getattr(owner, "__qualname__", None)
-            if origin != (cls.__module__, cls.__qualname__):
-                raise RuntimeError(f"the functional name {name!r} already belongs to {owner!r}")
-            del IterDataPipe.functions[name]
+        check_owner(name, cls)
         function = functools.partial(_construct, cls)
         functools.update_wrapper(function, cls, assigned=("__module__", "__name__", "__doc__"))
         IterDataPipe.register_function(name, function)

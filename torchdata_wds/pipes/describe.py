@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -68,16 +67,8 @@ def html_of(pipe: DataPipe) -> str:
     return '<pre style="line-height: 1.2; overflow-x: auto">' + "\n".join(lines) + "</pre>"
 
 
-def install() -> None:
-    """Makes ``repr()`` and ``str()`` draw the graph of every IterDataPipe; keeps hooks that a program has set."""
-    for hook in ("repr_hook", "str_hook"):
-        found = getattr(IterDataPipe, hook)
-        if found is None or getattr(found, "__module__", "") == __name__:  # the module may be imported again
-            setattr(IterDataPipe, hook, staticmethod(_repr_of))
-
-
-def _repr_of(pipe: DataPipe) -> str:
-    caller = str(sys._getframe(2).f_globals.get("__name__"))  # which called __repr__ or __str__ of torch
+def drawn(pipe: DataPipe, caller: str) -> str:
+    """Returns ``repr()`` of a pipe, for a module that calls it."""
     return chain_text(pipe) if caller.partition(".")[0] in _MESSAGE_MAKERS else describe(pipe)
 
 

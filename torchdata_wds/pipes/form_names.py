@@ -1,21 +1,23 @@
-"""Handles names of forms that are not registered: WebDataset's, which differ here, and torchdata's before its import.
+"""Handles names of forms whose pipes are not imported yet, and of forms that are not registered.
 
-Python looks up missing attributes in ``__getattr__`` of torch's pipes, for native ones too; `install` adds a lookup
-before torch's own. A name of WebDataset still raises an AttributeError (``hasattr`` is False), which says what to write
-here. The first use of a name of torchdata imports torchdata, which registers its forms.
+The latter are WebDataset's names, which differ here, and torchdata's before its import. Python looks up missing
+attributes in ``__getattr__`` of torch's pipes, for native ones too; `install` adds a lookup before torch's own. A name
+of WebDataset still raises an AttributeError (``hasattr`` is False), which says what to write here. The first use of a
+name of torchdata imports torchdata, which registers its forms.
 """
 
 from __future__ import annotations
 
-import difflib
 import functools
-from collections.abc import Callable, Iterable
-from typing import Any
-
-from torch.utils.data import IterDataPipe, MapDataPipe
+import importlib
+import sys
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from torchdata_wds.handlers import warn_once
-from torchdata_wds.pipes.chain_text import stages_of
+
+if TYPE_CHECKING:
+    from torch.utils.data import IterDataPipe, MapDataPipe
 
 #: WebDataset's names that are forms here with the prefix ``wds_``.
 SHORTER = ("compose", "decode", "extract_keys", "map_dict", "map_tuple", "rename", "rename_keys", "to_tuple")
@@ -172,8 +174,61 @@ _OTHER_MEANING = {
 _CHECKED = {"batch", "filter", "map", "shuffle", *_OTHER_MEANING}
 
 
+class LaterForm:
+    """A functional form whose pipe is imported when the form is first used, which `register` then puts in its place."""
+
+    def __init__(self, module: str, name: str) -> None:
+        self.__module__, self.__qualname__, self.__name__ = module, name, name
+
+    @property
+    def __wrapped__(self) -> Any:
+        """The class of the pipe, where `inspect` looks for arguments."""
+        return getattr(importlib.import_module(self.__module__), self.__qualname__)
+
+    @property
+    def __doc__(self) -> str | None:  # type: ignore[override]
+        """The docstring of the pipe."""
+        return self.__wrapped__.__doc__  # type: ignore[no-any-return]
+
+    def __call__(self, source: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Makes the pipe."""
+        return self.__wrapped__(source, *args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"<class '{self.__module__}.{self.__qualname__}'>"
+
+
+def add_forms(forms: Mapping[str, tuple[str, str]]) -> None:
+    """Registers forms, given the module and class of each; a RuntimeError if another package has a name."""
+    from torch.utils.data import IterDataPipe
+
+    for name, (module, qualname) in forms.items():
+        pipe = getattr(sys.modules.get(module), qualname, None)
+        if pipe is None or owner_of(name) is not pipe:
+            check_owner(name, LaterForm(module, qualname))
+            IterDataPipe.register_function(name, LaterForm(module, qualname))
+
+
+def owner_of(form: str) -> Any:
+    """Returns the class or function that a functional name belongs to; None if nothing has it."""
+    from torch.utils.data import IterDataPipe
+
+    taken = IterDataPipe.functions.get(form)
+    return (getattr(taken, "args", None) or (taken,))[0]  # the class, inside torch's functools.partial
+
+
+def check_owner(form: str, pipe: Any) -> None:
+    """Raises a RuntimeError if a functional name belongs to anything but `pipe` or an earlier definition of it."""
+    owner = owner_of(form)
+    origin = getattr(owner, "__module__", None), getattr(owner, "__qualname__", None)
+    if owner is not None and origin != (pipe.__module__, pipe.__qualname__):
+        raise RuntimeError(f"the functional name {form!r} already belongs to {owner!r}")
+
+
 def install(import_torchdata: Callable[[], object]) -> None:
     """Adds the lookup of names before torch's own; idempotent. `import_torchdata` may raise an ImportError."""
+    from torch.utils.data import IterDataPipe, MapDataPipe
+
     found = IterDataPipe.__getattr__
     torchs = getattr(found, "torchs", found)  # the package's modules may be imported or reloaded several times
 
@@ -181,8 +236,10 @@ def install(import_torchdata: Callable[[], object]) -> None:
         if name[:1] != "_":
             if name in TORCHDATA_FORMS and name not in IterDataPipe.functions:
                 _import_for(name, import_torchdata, _WITHOUT_TORCHDATA.get(name, ""))
+            if isinstance(form := IterDataPipe.functions.get(name), LaterForm):
+                form.__wrapped__  # noqa: B018 - which registers it
             if name not in IterDataPipe.functions:
-                if hint := _hint(name):
+                if hint := _hint(name, IterDataPipe.functions):
                     raise AttributeError(f"{type(pipe).__name__!r} object has no attribute {name!r}: {hint}")
             elif name in _CHECKED:
                 return _checked(name, pipe, torchs(pipe, name))
@@ -201,6 +258,17 @@ def install(import_torchdata: Callable[[], object]) -> None:
     IterDataPipe._is_child_datapipe = False  # type: ignore[attr-defined]
     look_up.torchs = torchs  # type: ignore[attr-defined]
     IterDataPipe.__getattr__ = look_up  # type: ignore[method-assign]
+    for hook in ("repr_hook", "str_hook"):  # keeps those that a program has set
+        found_hook = getattr(IterDataPipe, hook)
+        if found_hook is None or getattr(found_hook, "__module__", "") == __name__:
+            setattr(IterDataPipe, hook, staticmethod(_repr_of))
+
+
+def _repr_of(pipe: IterDataPipe[Any]) -> str:
+    """Draws the graph of a pipe, of torch and others too: most chains end with one of them."""
+    from torchdata_wds.pipes.describe import drawn
+
+    return drawn(pipe, str(sys._getframe(2).f_globals.get("__name__")))  # which called __repr__ or __str__ of torch
 
 
 def _import_for(name: str, import_torchdata: Callable[[], object], instead: str = "") -> None:
@@ -225,8 +293,12 @@ def _checked(name: str, pipe: IterDataPipe[Any], form: Callable[..., Any]) -> Ca
         if name in _OTHER_MEANING:
             if not (args or kwargs) or argument_hint(name, names):
                 raise TypeError(_OTHER_MEANING[name])  # torch's own error would not help
-            grouper = IterDataPipe.functions["group_by_key"].args[0]  # type: ignore[attr-defined]
-            if any(isinstance(stage, grouper) for stage in stages_of(pipe)):  # over URLs, torchdata's form is meant
+            from torchdata_wds.pipes.chain_text import stages_of
+
+            grouper = owner_of("group_by_key")
+            is_imported = isinstance(grouper, type)  # else no pipe of the graph can be one
+            if is_imported and any(isinstance(stage, grouper) for stage in stages_of(pipe)):
+                # over URLs, torchdata's form is meant
                 warn_once(name, _OTHER_MEANING[name])
         elif callable(args[1:2] and args[1]):  # WebDataset's second argument, a flag or column to torch
             names.append("collation_fn" if name == "batch" else "handler")
@@ -237,23 +309,30 @@ def _checked(name: str, pipe: IterDataPipe[Any], form: Callable[..., Any]) -> Ca
     return checked
 
 
-def _hint(name: str) -> str:
+def _hint(name: str, forms: Collection[str]) -> str:
     if name in METHODS:
         return f".{name} is WebDataset's; here {METHODS[name]}"
-    if f"wds_{name}" in IterDataPipe.functions:
+    if f"wds_{name}" in forms:
         return f".{name}(...){' of WebDataset' if name in SHORTER else ''} is .wds_{name}(...) here"
     if name.startswith("wds_"):
-        near = difflib.get_close_matches(name, IterDataPipe.functions, n=1, cutoff=0.8)
+        import difflib
+
+        near = difflib.get_close_matches(name, forms, n=1, cutoff=0.8)
         return f"did you mean .{near[0]}(...)?" if near else ""
     return ""
 
 
-def export_hint(name: str) -> str:
-    """Returns what to write for a name that WebDataset's package exports; "" if it does not."""
+def export_hint(name: str, own: Iterable[str]) -> str:
+    """Returns what to write for a name that WebDataset's package exports; "" if it does not.
+
+    `own` are the forms of this package. Those of torch count only once it has been imported.
+    """
     if name in EXPORTS:
         return f"it is WebDataset's; here {EXPORTS[name]}"
-    is_form = name in IterDataPipe.functions or name in TORCHDATA_FORMS
-    return _hint(name) or (f"{name} is a form: write .{name}(...)" if is_form else "")
+    torchs = sys.modules.get("torch.utils.data")
+    forms = {*own, *(() if torchs is None else torchs.IterDataPipe.functions)}
+    is_form = name in forms or name in TORCHDATA_FORMS
+    return _hint(name, forms) or (f"{name} is a form: write .{name}(...)" if is_form else "")
 
 
 def argument_hint(form: str, names: Iterable[str]) -> str | None:

@@ -49,9 +49,6 @@ if TYPE_CHECKING:
 T_co = TypeVar("T_co", covariant=True)
 
 
-describe.install()  # on the pipes of torch, torchdata and others too: most chains end with one of them
-
-
 class WdsPipe(IterDataPipe[T_co]):
     """Base class of the package's pipes."""
 

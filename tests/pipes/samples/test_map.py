@@ -11,8 +11,8 @@ from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 import torchdata_wds
+from tests.kits.forms import functional_forms
 from torchdata_wds import ignore_and_continue, ignore_and_stop, warn_and_continue, warn_and_stop
-from torchdata_wds.pipes import base
 from torchdata_wds.pipes.form_names import TORCHDATA_FORMS
 
 
@@ -157,7 +157,7 @@ PIPES: dict[str, IterDataPipe[Any]] = {
 
 def test_attributes_shadow_no_functional_form() -> None:
     """An attribute called like a functional form would hide it on that pipe: `self.batch = 3` ends `.batch()`."""
-    assert set(PIPES) == set(base.functional_forms)
+    assert set(PIPES) == set(functional_forms)
     for name, pipe in PIPES.items():
         hidden = (set(vars(pipe)) | set(dir(type(pipe)))) & (set(IterDataPipe.functions) | TORCHDATA_FORMS)
         assert not hidden, f"{name} hides {hidden}"

@@ -29,6 +29,7 @@ FLOORS = (
     "storage",
     "format",
     "codecs",
+    "process_place",
     "consumers",
     "writers",
     "pipes",

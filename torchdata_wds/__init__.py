@@ -78,7 +78,6 @@ if TYPE_CHECKING:
     from torchdata_wds.pipes.samples.map import TupleMapperIterDataPipe as TupleMapper
     from torchdata_wds.pipes.samples.map import WdsMapperIterDataPipe as WdsMapper
     from torchdata_wds.pipes.samples.shuffle import SampleShufflerIterDataPipe as SampleShuffler
-    from torchdata_wds.pipes.shards.cache_shards import CachedShard
     from torchdata_wds.pipes.shards.cache_shards import ShardCacherIterDataPipe as ShardCacher
     from torchdata_wds.pipes.shards.list_shards import ShardListerIterDataPipe as ShardLister
     from torchdata_wds.pipes.shards.list_shards import ShardResamplerIterDataPipe as ShardResampler
@@ -86,6 +85,7 @@ if TYPE_CHECKING:
     from torchdata_wds.pipes.shards.load_records import MsgpackShardLoaderIterDataPipe as MsgpackShardLoader
     from torchdata_wds.pipes.shards.load_shards import ShardLoaderIterDataPipe as ShardLoader
     from torchdata_wds.pipes.shards.save_shards import ShardSaverIterDataPipe as ShardSaver
+    from torchdata_wds.pipes.shards.shard_copies import CachedShard
     from torchdata_wds.pipes.shards.split_shards import ShardSplitterIterDataPipe as ShardSplitter
     from torchdata_wds.pipes.streams.epoch import EpochCounterIterDataPipe as EpochCounter
     from torchdata_wds.pipes.streams.join_workers import JoinWorkersIterDataPipe as JoinWorkers
@@ -169,11 +169,12 @@ _MODULES = {
     "pipes.samples.group_by_key": "KeyGrouper",
     "pipes.samples.map": "FieldMapper StageComposer TupleMapper WdsMapper",
     "pipes.samples.shuffle": "SampleShuffler",
-    "pipes.shards.cache_shards": "CachedShard ShardCacher",
+    "pipes.shards.cache_shards": "ShardCacher",
     "pipes.shards.list_shards": "ShardLister ShardResampler",
     "pipes.shards.load_records": "CborShardLoader MsgpackShardLoader",
     "pipes.shards.load_shards": "ShardLoader",
     "pipes.shards.save_shards": "ShardSaver",
+    "pipes.shards.shard_copies": "CachedShard",
     "pipes.shards.split_shards": "ShardSplitter",
     "pipes.streams.epoch": "EpochCounter",
     "pipes.streams.join_workers": "JoinWorkers",

@@ -17,20 +17,13 @@ from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES, Shardi
 from torch.utils.data.graph import DataPipe, DataPipeGraph, traverse_dps
 from torch.utils.data.graph_settings import apply_sharding
 
-from torchdata_wds.environment import launched_place
+from torchdata_wds.process_place import Place, distributed_place, process_place, rank_place
 
 _WORKER_MAIN = ("torchdata.dataloader2.communication.eventloop", "DataPipeToQueuesLoop")
 _joined = False
 
 #: What the option ``ranks=`` takes: ``"auto"``, ``(rank, size)``, a ProcessGroup or one dimension of a DeviceMesh.
 Ranks = Any
-
-
-class Place(NamedTuple):
-    """The number of consumers, and the number of this one."""
-
-    consumers: int = 1
-    number: int = 0
 
 
 class Grid(NamedTuple):
@@ -134,21 +127,6 @@ def place_of(pipe: IterDataPipe[Any]) -> Place:
     return Place()
 
 
-def process_place() -> Place:
-    """Returns this process's place among the workers of all ranks, regardless of any graph."""
-    ranks, rank = rank_place()
-    workers, number = (1, 0) if (worker := get_worker_info()) is None else (worker.num_workers, worker.id)
-    return Place(ranks * workers, rank * workers + number)
-
-
-def distributed_place() -> Place | None:
-    """Returns this process's place among the ranks of ``torch.distributed``; None before that is initialized."""
-    distributed = torch.distributed
-    if distributed.is_available() and distributed.is_initialized():
-        return Place(distributed.get_world_size(), distributed.get_rank())
-    return None
-
-
 def checked_ranks(ranks: Ranks) -> Place | None:
     """Returns the place that the option ``ranks=`` gives; None for ``"auto"``, which is looked up at the first epoch.
 
@@ -187,11 +165,6 @@ def checked_ranks(ranks: Ranks) -> Place | None:
 def _mesh_type() -> type[Any] | None:
     """Returns the class DeviceMesh if it has been imported: only then can a program have one."""
     return getattr(sys.modules.get("torch.distributed.device_mesh"), "DeviceMesh", None)
-
-
-def rank_place() -> Place:
-    """Returns the place of this process's rank among all ranks."""
-    return distributed_place() or Place(*launched_place())
 
 
 def place_among_ranks(place: Place) -> Place:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Sequence
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
-from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
 
 
 def when_imported(name: str, action: Callable[[], object]) -> None:
@@ -32,7 +33,7 @@ def when_imported(name: str, action: Callable[[], object]) -> None:
             action()
 
 
-class _Finder(MetaPathFinder):
+class _Finder:
     """Finds one module, by the other finders."""
 
     def __init__(self, name: str, action: Callable[[], object]) -> None:
@@ -52,7 +53,7 @@ class _Finder(MetaPathFinder):
         return None
 
 
-class _Loader(Loader):
+class _Loader:
     """Loads a module by its own loader, and then runs the action of a finder."""
 
     def __init__(self, own: Any, finder: _Finder) -> None:

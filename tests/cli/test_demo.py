@@ -17,7 +17,7 @@ from PIL import Image
 
 from tests.kits.shards import image_samples, sample_members, tar_bytes, text_keys, write_tar, write_text_shards
 from torchdata_wds.cli import demo, main
-from torchdata_wds.cli.demo import SIZES, scan, write_shards
+from torchdata_wds.cli.demo import SIZES, epoch, scan, write_shards
 
 VERDICT = "every sample came exactly once\n"
 
@@ -167,13 +167,13 @@ def test_augment_gives_images_of_one_size_and_keeps_none() -> None:
     """Batches can be stacked."""
     random.seed(0)
     for size in ((3, 5), (300, 20)):
-        tensor = demo.augment(Image.new("RGB", size, (255, 0, 0)))
+        tensor = epoch.augment(Image.new("RGB", size, (255, 0, 0)))
         assert tensor is not None
         assert tensor.shape == (3, 96, 96)
         assert tensor.dtype == torch.float32
         assert tensor[0].min() == 1.0
         assert tensor[1].max() == 0.0
-    assert demo.augment(None) is None
+    assert epoch.augment(None) is None
 
 
 # ------------------------------------------------------------------------------------------------- lost and doubled
@@ -190,8 +190,8 @@ def test_demo_fails_and_names_samples_when_some_are_lost_or_doubled(
 ) -> None:
     """A graph that forgets a shard, or reads one twice, is found out; five samples are named."""
     urls = write_text_shards(tmp_path, (2, 7))
-    build = demo.build_pipe
-    monkeypatch.setattr(demo, "build_pipe", lambda _, fields: build([urls[number] for number in read], fields))
+    build = epoch.build_pipe
+    monkeypatch.setattr(epoch, "build_pipe", lambda _, fields: build([urls[number] for number in read], fields))
     assert run("--workers", 0, "--shards", *urls) == 1
     output = capsys.readouterr().out
     assert said.format(url=urls[0], other=urls[1]) in output

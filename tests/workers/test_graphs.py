@@ -10,7 +10,7 @@ from tests.kits.ranks import ranks_of
 from tests.kits.torchdata import DataLoader2, WorkersReadingService
 from tests.kits.workers_kit import SIZES, items_of, run_script, uneven_pipe
 from torchdata_wds import handlers
-from torchdata_wds.consumers import Place
+from torchdata_wds.process_place import Place
 from torchdata_wds.workers import ranks as ranks_module
 
 RANKS = """

@@ -19,7 +19,7 @@ from torch.utils.data.graph_settings import apply_sharding
 from tests.kits.shards import write_text_shards
 from tests.kits.workers_kit import loader_of
 from torchdata_wds import WdsLoader, handlers, ignore_and_continue, index_shard, load_dataset, wds_collate
-from torchdata_wds.consumers import Place
+from torchdata_wds.process_place import Place
 from torchdata_wds.workers.lengths import items_per_epoch
 
 

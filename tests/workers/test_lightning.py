@@ -10,7 +10,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 
 from tests.kits import order_kit
 from torchdata_wds import WdsLoader
-from torchdata_wds.consumers import Place
+from torchdata_wds.process_place import Place
 
 PACKAGE = "lightning.pytorch"
 #: The methods through which a fit loop calls a loader; all other names are arguments.

@@ -23,7 +23,7 @@ from typing import Literal, NamedTuple
 from torchdata_wds.cli.command import Command, byte_size, flag, option
 from torchdata_wds.cli.terminal import Progress, counted, paused, printable, say, stdout_is_apart
 from torchdata_wds.errors import CacheError, WdsError, cli_message
-from torchdata_wds.pipes.shards.cache_shards import check_copy
+from torchdata_wds.pipes.shards.shard_copies import check_copy
 from torchdata_wds.storage.cache import locked_files
 from torchdata_wds.storage.cache.names import LOCK, PART, is_own_name
 from torchdata_wds.storage.cache.sample_file import HEADER_SIZE, is_ours, open_samples

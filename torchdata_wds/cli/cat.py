@@ -17,7 +17,7 @@ from torchdata_wds.cli import outputs
 from torchdata_wds.cli.command import Command, UsageError, add_parallel, add_seed, option, positive_number, whole_number
 from torchdata_wds.cli.inputs import SampleReader, add_input_arguments, list_inputs
 from torchdata_wds.cli.sample_order import OrderedReader, add_order_arguments, check_order_arguments
-from torchdata_wds.pipes.samples.shuffle import shuffled
+from torchdata_wds.pipes.samples.shuffle_buffer import shuffled
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -17,6 +17,9 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "
 _SIZE = re.compile(r"(\d+(?:\.\d*)?(?:e\d+)?) ?([kmgt]?i?)b?", re.IGNORECASE)
 _MOST_DIGITS = 18  # sys.maxsize has 19
 
+#: A placeholder in a name.
+BRACES = re.compile(r"\{[^{}]*\}")
+
 
 class UsageError(Exception):
     """Raised for arguments that are valid on their own but not together."""

@@ -6,7 +6,6 @@ wds help resume
 
 import argparse
 import difflib
-import pydoc
 import sys
 from collections.abc import Collection, Iterable, Iterator
 from importlib import resources
@@ -88,6 +87,8 @@ def _run(arguments: argparse.Namespace) -> int:
         raise UsageError(f"unknown topic {topic!r:.60}{hint} {topics}")
     text = pages[topic].read_text(encoding="utf-8")
     if sys.stdout.isatty():
+        import pydoc
+
         pydoc.pager(text)  # PAGER, or one that is installed
     else:
         print(text, end="")

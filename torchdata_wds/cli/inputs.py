@@ -9,8 +9,6 @@ from contextlib import closing
 from itertools import islice
 from typing import Any, TypeVar
 
-from torch.utils.data.datapipes.iter import IterableWrapper
-
 from torchdata_wds import storage
 from torchdata_wds.cli.command import Part, UsageError, byte_size, choice, flag, option, part_number, range_of
 from torchdata_wds.cli.terminal import Progress, counted, message_of, say, stdout_is_apart, tell_losses
@@ -18,9 +16,9 @@ from torchdata_wds.errors import SampleError, ShardListError, UnsafeDataError
 from torchdata_wds.format.dataset_files.reading import Origin, SpecPlace, folder_of, join_url
 from torchdata_wds.format.index.slices import OpenSlice
 from torchdata_wds.format.tar.entries import DEFAULT_MAX_MEMBER_BYTES
+from torchdata_wds.handlers import Asked
 from torchdata_wds.option_types import KeyRule
-from torchdata_wds.pipes.samples.group_by_key import KeyGrouperIterDataPipe
-from torchdata_wds.pipes.shards.load_shards import ShardLoaderIterDataPipe
+from torchdata_wds.pipes.shards.shard_reading import Item, ShardReading
 from torchdata_wds.storage.urls import STDIN, scheme_of
 
 T = TypeVar("T")
@@ -161,16 +159,8 @@ class SampleReader:
             "on_duplicate": arguments.on_duplicate,
             "on_reappearing": arguments.on_reappearing,
         }
-        self._loader = ShardLoaderIterDataPipe(
-            IterableWrapper([self._slice_of(url) or url for url in self.urls], deepcopy=False),
-            keys=arguments.keys,
-            max_member_bytes=int(arguments.max_member_bytes),
-            read_ahead=read_ahead,
-            interleave=interleave,
-            handler=self._lose,
-            **self._reading,
-        )
-        self._grouper = KeyGrouperIterDataPipe(self._loader, handler=self._lose, **self._grouping)
+        self._max_member_bytes, self._lead, self._width = int(arguments.max_member_bytes), read_ahead, interleave
+        self._skipped: Counter[str] = Counter()
         self._errors: set[str] = set()
         self.hidden = hidden or (getattr(arguments, "output", STDIN) == STDIN and not stdout_is_apart())
 
@@ -188,7 +178,17 @@ class SampleReader:
         return Progress("samples", total, hidden=self.hidden)
 
     def _samples(self) -> Generator[dict[str, Any], None, None]:
-        return iter(self._grouper)  # type: ignore[return-value]
+        grouping = dict(self._grouping)
+        reading = ShardReading(
+            self._skipped,
+            storage.StorageOptions(),
+            grouping.pop("keys"),
+            max_member_bytes=self._max_member_bytes,
+            **self._reading,
+        )
+        items = (Item(self._slice_of(url) or url) for url in self.urls)
+        ask = Asked(self._lose, self._skipped)
+        return reading.samples(items, ask, lead=self._lead, width=self._width, **grouping)
 
     def _slice_of(self, url: str) -> OpenSlice | None:
         part = self._shard_slice
@@ -222,9 +222,8 @@ class SampleReader:
 
     def left_out(self) -> Counter[str]:
         """Counts the members that belong to no sample, by reason."""
-        # both pipes count refused samples too, by the error's name, and `refuse` has reported those
-        skipped = self._loader.skipped + self._grouper.skipped
-        return Counter({reason: count for reason, count in skipped.items() if reason not in self._errors})
+        # refused samples are counted too, by the error's name, and `refuse` has reported those
+        return Counter({reason: count for reason, count in self._skipped.items() if reason not in self._errors})
 
     def finish(self) -> int:
         """Says what was left out and lost, and returns the exit status: 1 if anything was lost."""

@@ -13,9 +13,8 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
 from typing import Any, TypeVar
 
-import torch
-
 from torchdata_wds.garbage import collection_held, leave_garbage
+from torchdata_wds.post_import import when_imported
 from torchdata_wds.storage.sources.command import status_text
 from torchdata_wds.workers.interrupts import interrupts_held
 
@@ -146,7 +145,8 @@ def _serve(line: Connection, work: Callable[[Any], str]) -> None:
     leave_garbage()
     # SIGTERM raises KeyboardInterrupt, which the work cannot take for an error of its own
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    torch.set_num_threads(1)  # the processes are what runs in parallel
+    # the processes are what runs in parallel
+    when_imported("torch", lambda: sys.modules["torch"].set_num_threads(1))
     parent: Any = multiprocessing.parent_process()
     try:
         # The process starts with SIGINT blocked. From here on Ctrl-C ends it, even one that has already arrived.

@@ -70,7 +70,6 @@ class SizeReader(SampleReader):
     def __init__(self, arguments: argparse.Namespace) -> None:
         super().__init__(arguments)
         self.counts: list[tuple[str, dict[str, int]]] = []  # of each shard that could be opened, empty or not
-        self._skipped: Counter[str] = Counter()
         self._by_index: bool = arguments.index
         self.hidden = not arguments.totals
 

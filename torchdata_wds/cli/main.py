@@ -2,36 +2,18 @@
 
 import argparse
 import contextlib
+import importlib
 import os
 import signal
 import sys
 import textwrap
 import threading
+from collections import UserDict
 from collections.abc import Iterator, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from torchdata_wds import __version__
-from torchdata_wds.cli import (
-    bench,
-    cache,
-    card,
-    cat,
-    create,
-    demo,
-    first,
-    help,
-    index,
-    ls,
-    map,
-    proc,
-    show,
-    sort,
-    split,
-    stats,
-    validate,
-)
 from torchdata_wds.cli.command import Command, UsageError
-from torchdata_wds.cli.tables import JSON_COMMAND, TSV_COMMAND
 from torchdata_wds.cli.terminal import PROGRAM, discard_output, logged, message_of, open_nowhere, say
 from torchdata_wds.errors import WdsError
 from torchdata_wds.program_interrupts import INTERRUPTED, arm, disarm
@@ -40,27 +22,41 @@ WRONG_USE = 2  # argparse's exit status
 SIGNALLED = 128  # a shell adds this to the number of the signal that ended a process
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
 
-COMMANDS: dict[str, Command] = {
-    "ls": ls.COMMAND,
-    "show": show.COMMAND,
-    "stats": stats.COMMAND,
-    "tsv": TSV_COMMAND,
-    "json": JSON_COMMAND,
-    "first": first.COMMAND,
-    "cat": cat.COMMAND,
-    "create": create.COMMAND,
-    "split": split.COMMAND,
-    "sort": sort.COMMAND,
-    "proc": proc.COMMAND,
-    "map": map.COMMAND,
-    "index": index.COMMAND,
-    "validate": validate.COMMAND,
-    "card": card.COMMAND,
-    "cache": cache.COMMAND,
-    "bench": bench.COMMAND,
-    "demo": demo.COMMAND,
-    "help": help.COMMAND,
-}
+
+class _Commands(UserDict[str, Any]):
+    """The commands by name. Each is imported when it is looked up: all of them take longer than most take to run."""
+
+    def __getitem__(self, name: str) -> Command:
+        found = self.data[name]
+        if isinstance(found, str):
+            module, _, attribute = found.partition(":")
+            found = self.data[name] = getattr(importlib.import_module(f"torchdata_wds.cli.{module}"), attribute)
+        return found  # type: ignore[no-any-return]
+
+
+COMMANDS = _Commands(
+    {
+        "ls": "ls:COMMAND",
+        "show": "show:COMMAND",
+        "stats": "stats:COMMAND",
+        "tsv": "tables:TSV_COMMAND",
+        "json": "tables:JSON_COMMAND",
+        "first": "first:COMMAND",
+        "cat": "cat:COMMAND",
+        "create": "create:COMMAND",
+        "split": "split:COMMAND",
+        "sort": "sort:COMMAND",
+        "proc": "proc:COMMAND",
+        "map": "map:COMMAND",
+        "index": "index:COMMAND",
+        "validate": "validate:COMMAND",
+        "card": "card:COMMAND",
+        "cache": "cache:COMMAND",
+        "bench": "bench:COMMAND",
+        "demo": "demo:COMMAND",
+        "help": "help:COMMAND",
+    }
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -161,6 +157,8 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Ends the program."""
+        from torchdata_wds.cli import help
+
         told = "; ".join((*help.hints(self.command, self.words, self._option_string_actions), message))
         say(f"error: {told}", self.prog.removeprefix(PROGRAM).strip())
         self.print_usage(sys.stderr)
@@ -174,7 +172,8 @@ def _chosen(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--version", action="version", version=f"torchdata_wds {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     parsers = {}
-    for name in [wanted] if wanted in COMMANDS else COMMANDS:
+    names = [] if list(arguments) == ["--version"] else COMMANDS
+    for name in [wanted] if wanted in COMMANDS else names:
         command = COMMANDS[name]
         parsers[name] = commands.add_parser(
             name,

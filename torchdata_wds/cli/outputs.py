@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, Literal, get_args
 
-from torchdata_wds.cli.command import Rekeying, UsageError, add_writing, choice, option, usage_checked
+from torchdata_wds.cli.command import BRACES, Rekeying, UsageError, add_writing, choice, option, usage_checked
 from torchdata_wds.cli.inputs import SampleReader
-from torchdata_wds.cli.map.shard_tasks import BRACES
 from torchdata_wds.cli.terminal import counted, say
 from torchdata_wds.errors import DuplicateFieldError, ReappearingKeyError, SampleError, ShardOpenError
 from torchdata_wds.format.samples.field_items import parse_field_items

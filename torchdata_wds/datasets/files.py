@@ -13,7 +13,6 @@ from torch.utils.data import IterDataPipe
 
 from torchdata_wds import storage
 from torchdata_wds.checks import check_choice, check_flags
-from torchdata_wds.consumers import Place
 from torchdata_wds.errors import DuplicateFieldError, MissingFieldError
 from torchdata_wds.format.dataset_files.entries import ENTRY_KEYS, SpecEntry, SpecGroup, spec_groups
 from torchdata_wds.format.dataset_files.reading import Origin, SpecPlace, read_spec
@@ -23,6 +22,7 @@ from torchdata_wds.pipes.base import Held, WdsPipe
 from torchdata_wds.pipes.samples.field_specs import missing_field, name_sample, noting_absent
 from torchdata_wds.pipes.samples.map import ItemMapper, check_function
 from torchdata_wds.pipes.seeds import Seed, Seeded
+from torchdata_wds.process_place import Place
 
 Entries = tuple[SpecEntry, ...]
 Transform = Callable[..., Any]

@@ -18,7 +18,7 @@ from torch.utils.data.graph import DataPipeGraph
 from torch.utils.data.graph_settings import get_all_graph_pipes
 
 from torchdata_wds import consumers
-from torchdata_wds.consumers import Place, distributed_place, graph_of, in_stock_worker, stock_place, upstream
+from torchdata_wds.consumers import graph_of, in_stock_worker, stock_place, upstream
 from torchdata_wds.errors import DivisionError
 from torchdata_wds.handlers import warn_once
 from torchdata_wds.pipes.chain_text import known_name, short_name
@@ -28,6 +28,7 @@ from torchdata_wds.pipes.own_division import calls_for_place, divides_itself, fl
 from torchdata_wds.pipes.pickling import Held
 from torchdata_wds.pipes.running import note_root, running_pipes
 from torchdata_wds.pipes.seeds import agree_on_passes
+from torchdata_wds.process_place import Place, distributed_place
 
 # Stages that yield the items of all their sources, and those that pair them by position.
 _MERGERS = {"Concater", "Multiplexer", "MultiplexerLongest", "SampleMixer", "SampleMultiplexerDataPipe"}

@@ -22,12 +22,14 @@ from torch.utils.data.datapipes.iter import ShardingFilter, Shuffler
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from torch.utils.data.graph_settings import get_all_graph_pipes
 
-from torchdata_wds.consumers import Place, graph_of, rank_place, upstream
+from torchdata_wds.consumers import graph_of, upstream
 from torchdata_wds.errors import DivisionError
 from torchdata_wds.handlers import warn_once
 from torchdata_wds.pipes.chain_text import short_name
+from torchdata_wds.pipes.order.permutation import mix
 from torchdata_wds.pipes.running import all_frames, frames_of_threads, is_border, pipes_on, running_pipes
-from torchdata_wds.pipes.seeds import Seed, above_filters, mix
+from torchdata_wds.pipes.seeds import Seed, above_filters
+from torchdata_wds.process_place import Place, rank_place
 
 _CURE = (
     "Pass the loader itself instead: torchdata_wds.WdsLoader(pipe, num_workers) divides the work among ranks and "

@@ -19,9 +19,10 @@ from typing import Any
 import torch
 from torch.utils.data import get_worker_info
 
-from torchdata_wds.consumers import distributed_place, in_stock_worker, place_of
+from torchdata_wds.consumers import in_stock_worker, place_of
 from torchdata_wds.handlers import warn_once
 from torchdata_wds.pipes.foreign_loaders import find_dealer
+from torchdata_wds.process_place import distributed_place
 
 _PATIENCE = 1.0  # in seconds: how long rank 0 looks for notes of ranks that begin later, once per process
 _LONGEST = 1.0  # in seconds: how long the store may take to answer

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import inspect
 import itertools
 import random
@@ -16,16 +15,13 @@ from torch.utils.data.datapipes.iter import ShardingFilter, Shuffler
 from torch.utils.data.graph import DataPipe
 from torch.utils.data.graph_settings import get_all_graph_pipes
 
-from torchdata_wds.consumers import Place, place_of, traverse, upstream
+from torchdata_wds.consumers import place_of, traverse, upstream
 from torchdata_wds.pipes.chain_text import known_name
+from torchdata_wds.pipes.order.permutation import mix
+from torchdata_wds.process_place import Place
 
 #: The seed that all consumers share, and one consumer's, or a set of workers', own.
 Seeds = tuple[int, int]
-
-
-def mix(*parts: int | str) -> int:
-    """Returns a uint64 that depends on every part, the same on all machines and Python versions."""
-    return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=8).digest(), "little")
 
 
 def seed_graph(datapipe: DataPipe, seeds: Seeds, place: int, *, apart: Iterable[IterDataPipe[Any]] = ()) -> None:

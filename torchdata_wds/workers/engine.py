@@ -11,9 +11,11 @@ from torch.utils.data import IterDataPipe
 from torch.utils.data.graph_settings import get_all_graph_pipes
 
 from torchdata_wds.checks import checked_context, checked_int, checked_timeout
-from torchdata_wds.consumers import Place, traverse
+from torchdata_wds.consumers import traverse
 from torchdata_wds.environment import usable_cpus
-from torchdata_wds.pipes.seeds import Seeds, mix, seed_graph
+from torchdata_wds.pipes.order.permutation import mix
+from torchdata_wds.pipes.seeds import Seeds, seed_graph
+from torchdata_wds.process_place import Place
 from torchdata_wds.workers import graphs
 from torchdata_wds.workers.interrupts import interrupts_held
 from torchdata_wds.workers.processes.pool import WorkerPool

@@ -13,14 +13,16 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from torch.utils.data.graph import DataPipe, DataPipeGraph
 
-from torchdata_wds.consumers import Place, divide, no_traversal, traverse, upstream
+from torchdata_wds.consumers import divide, no_traversal, traverse, upstream
 from torchdata_wds.handlers import warn_once
 from torchdata_wds.pipes.base import WdsPipe
 from torchdata_wds.pipes.chain_text import short_name
 from torchdata_wds.pipes.division import check_division
 from torchdata_wds.pipes.notes import note_source_failure
-from torchdata_wds.pipes.seeds import Seeds, mix, seed_graph
+from torchdata_wds.pipes.order.permutation import mix
+from torchdata_wds.pipes.seeds import Seeds, seed_graph
 from torchdata_wds.pipes.streams.join_workers import JoinWorkersIterDataPipe
+from torchdata_wds.process_place import Place
 from torchdata_wds.workers.interrupts import interrupts_held
 from torchdata_wds.workers.processes.worker import WorkerGraph
 from torchdata_wds.workers.ranks import ranks_of

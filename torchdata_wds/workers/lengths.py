@@ -18,12 +18,13 @@ from torch.utils.data import IterDataPipe, MapDataPipe, default_collate
 from torch.utils.data.datapipes import iter as native
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 
-from torchdata_wds.consumers import Grid, Place, upstream
+from torchdata_wds.consumers import Grid, upstream
 from torchdata_wds.errors import WdsError
 from torchdata_wds.pipes.chain_text import form_name, known_name, sources_of, stages_of
 from torchdata_wds.pipes.resume_facts import Step, said_by
 from torchdata_wds.pipes.samples.collate import wds_collate
 from torchdata_wds.pipes.streams.epoch import share_of
+from torchdata_wds.process_place import Place
 from torchdata_wds.workers.graphs import find_branches, is_one_part
 from torchdata_wds.workers.resume.checkpoints import Checkpoint
 from torchdata_wds.workers.resume.job_order import find_order

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import torch.distributed as dist
 from torch.utils.data import IterDataPipe
 
-from torchdata_wds.consumers import distributed_place, rank_place
 from torchdata_wds.handlers import warn_once
+from torchdata_wds.process_place import distributed_place, rank_place
 from torchdata_wds.workers.engine import Engine
 from torchdata_wds.workers.ranks import RankDivision
 from torchdata_wds.workers.resume.checkpoints import Checkpoint

@@ -13,8 +13,9 @@ from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from torch.utils.data.graph import DataPipe
 from torch.utils.data.graph_settings import get_all_graph_pipes
 
-from torchdata_wds.consumers import Place, distributed_place, divide, rank_place, traverse
+from torchdata_wds.consumers import divide, traverse
 from torchdata_wds.handlers import warn_once
+from torchdata_wds.process_place import Place, distributed_place, rank_place
 
 logger = logging.getLogger(__name__)
 

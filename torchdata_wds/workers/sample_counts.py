@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 from torch.utils.data.datapipes import iter as native
 
-from torchdata_wds.consumers import Place
 from torchdata_wds.environment import pattern_variable
 from torchdata_wds.format.index import IndexHeader, parse_index_header
 from torchdata_wds.format.index.sidecars import local_index
@@ -22,6 +21,7 @@ from torchdata_wds.pipes.chain_text import form_name, sources_of
 from torchdata_wds.pipes.resume_facts import said_by
 from torchdata_wds.pipes.shards.list_shards import ShardResamplerIterDataPipe
 from torchdata_wds.pipes.shards.split_shards import share_of, whole_shards
+from torchdata_wds.process_place import Place
 from torchdata_wds.storage.places import StorageOptions, resolve
 from torchdata_wds.workers.resume.planner import COLLECTIONS
 

@@ -13,8 +13,9 @@ from torch.utils.data import IterDataPipe
 from torch.utils.data.graph import DataPipe
 
 from torchdata_wds.checks import check_flags
-from torchdata_wds.consumers import Place, Ranks, checked_ranks
+from torchdata_wds.consumers import Ranks, checked_ranks
 from torchdata_wds.pipes.seeds import Seeds
+from torchdata_wds.process_place import Place
 from torchdata_wds.workers import lightning
 from torchdata_wds.workers.engine import Engine, PoolMaker
 from torchdata_wds.workers.lengths import items_per_epoch

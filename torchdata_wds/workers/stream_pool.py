@@ -11,12 +11,13 @@ from collections.abc import Iterator, Sequence
 from time import perf_counter
 from typing import Any, Final, NamedTuple, Protocol
 
-from torchdata_wds.consumers import Place
 from torchdata_wds.errors import ShardListError
 from torchdata_wds.pipes.base import WdsPipe
+from torchdata_wds.pipes.order.permutation import mix
 from torchdata_wds.pipes.resume_facts import Facts
-from torchdata_wds.pipes.seeds import Seeds, mix
+from torchdata_wds.pipes.seeds import Seeds
 from torchdata_wds.pipes.starvation import most_empty_passes
+from torchdata_wds.process_place import Place
 from torchdata_wds.workers.processes.messages import Message
 from torchdata_wds.workers.processes.worker import Failure, Order
 from torchdata_wds.workers.resume.checkpoints import Streams

@@ -10,11 +10,11 @@ from numbers import Real
 from typing import Any, BinaryIO, Unpack
 
 from torchdata_wds.checks import checked_int
-from torchdata_wds.consumers import process_place, rank_place
 from torchdata_wds.format.index.sidecars import index_url
 from torchdata_wds.format.shards import ShardFile, ShardInfo, ShardNames, archive_size
 from torchdata_wds.format.tar.packing import PackedSample
 from torchdata_wds.option_types import StartShard
+from torchdata_wds.process_place import process_place, rank_place
 from torchdata_wds.storage import compression_for, mask_url, open_compressor
 from torchdata_wds.writers.tar_writer import SampleWriter, TarOptions
 

@@ -39,8 +39,8 @@ from torchdata_wds import (
     ignore_and_stop,
     warn_and_continue,
 )
-from torchdata_wds.consumers import Place
 from torchdata_wds.pipes.samples.cache_samples import part_name
+from torchdata_wds.process_place import Place
 from torchdata_wds.storage.cache.sample_file import begin_samples
 
 SAMPLES = [{"__key__": f"k{number}", "__url__": "x.tar", "cls": number} for number in range(10)]

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from tests.kits.shards import text_keys, write_text_shards
-from torchdata_wds.pipes.samples.shuffle import shuffled, size_in_bytes
+from torchdata_wds.pipes.samples.shuffle_buffer import shuffled, size_in_bytes
 
 NUMBERS = list(range(300))
 

@@ -22,7 +22,7 @@ import torchdata_wds  # registers the functional forms
 from tests.kits.resume_kit import augment, is_odd, passed_on, row, shards_in
 from torchdata_wds import image_decoder, index_shard, wds_collate
 from torchdata_wds.pipes.chain_text import short_name
-from torchdata_wds.pipes.seeds import mix
+from torchdata_wds.pipes.order.permutation import mix
 from torchdata_wds.workers.graphs import LocalIterDataPipe
 from torchdata_wds.workers.resume import packed_facts
 from torchdata_wds.workers.resume import stream as streams

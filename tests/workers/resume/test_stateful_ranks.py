@@ -10,7 +10,7 @@ from tests.kits.resume_kit import SMALL, indexed_shards_in, keys_of, plain
 from tests.kits.shards import text_keys
 from tests.kits.torchdata import needs_torchdata
 from torchdata_wds import StatefulPipeline
-from torchdata_wds.consumers import Place
+from torchdata_wds.process_place import Place
 
 KEYS = text_keys(SMALL)
 

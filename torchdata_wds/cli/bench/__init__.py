@@ -5,16 +5,19 @@ wds bench --seconds 2 --workers 0,2 --chart bench.png train-*.tar
 wds bench --seconds 2 --json - pipes:training_pipe
 """
 
+from __future__ import annotations
+
 import argparse
 import json
 import math
 import os
+from collections.abc import Sequence
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from torchdata_wds.cli.bench.charts import draw_chart
-from torchdata_wds.cli.bench.subjects import Subject, find_subject, is_function_name
 from torchdata_wds.cli.command import Command, UsageError, add_force, choice, flag, option, positive_number
-from torchdata_wds.cli.map import function_name
+from torchdata_wds.cli.map import FUNCTION_NAME, function_name
 from torchdata_wds.cli.map.shard_tasks import error_text
 from torchdata_wds.cli.outputs import one_output, write_line, write_whole
 from torchdata_wds.cli.terminal import Progress, printable, say
@@ -22,6 +25,9 @@ from torchdata_wds.errors import SampleError, WdsError
 from torchdata_wds.program_interrupts import armed
 from torchdata_wds.storage import mask_url
 from torchdata_wds.storage.urls import STDIN, is_local
+
+if TYPE_CHECKING:
+    from torchdata_wds.cli.bench.subjects import Subject
 
 _SECONDS, _WORKERS = 10.0, (0, 1, 2, 4)
 _MOST_WORKERS = 1024
@@ -74,8 +80,14 @@ def _picture_name(text: str) -> str:
     return one_output(text)
 
 
+def _is_function_name(names: Sequence[str]) -> bool:
+    """Returns whether the command's arguments are one ``module:function``, and not shards."""
+    is_name = len(names) == 1 and FUNCTION_NAME.fullmatch(names[0]) is not None
+    return is_name and not names[0].startswith(("pipe:", "file:")) and not os.path.lexists(names[0])
+
+
 def _run(arguments: argparse.Namespace) -> int:
-    is_function = is_function_name(arguments.shards)
+    is_function = _is_function_name(arguments.shards)
     if is_function and not (arguments.decode is None and arguments.batch is None and arguments.errors == "stop"):
         raise UsageError("--decode, --batch and --errors are for shards: the function decides what its pipe does")
     for output in (arguments.json, arguments.chart):  # before it takes time
@@ -83,6 +95,7 @@ def _run(arguments: argparse.Namespace) -> int:
             raise FileExistsError(f"{printable(output)} already exists: pass another name, or --force to replace it")
     with armed():  # compiled modules lose a KeyboardInterrupt while they are imported
         import torchdata_wds.workers.profile.profiling  # noqa: F401
+        from torchdata_wds.cli.bench.subjects import find_subject
     try:
         with find_subject(arguments, is_function=is_function) as subject:
             _bench(arguments, subject)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +14,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 
 from torchdata_wds.cli.command import UsageError, usage_checked
 from torchdata_wds.cli.inputs import list_all_inputs
-from torchdata_wds.cli.map import FUNCTION_NAME, load_function
+from torchdata_wds.cli.map import load_function
 from torchdata_wds.handlers import reraise_exception, warn_and_continue
 from torchdata_wds.pipes.samples.collate import wds_collate
 from torchdata_wds.storage import mask_url
@@ -31,12 +30,6 @@ class Subject(NamedTuple):
     pipe: IterDataPipe[Any]
     workers: int = 0  # those of a loader that the function has returned
     step: Callable[[Any], Any] | None = None  # a training step
-
-
-def is_function_name(names: Sequence[str]) -> bool:
-    """Returns whether the command's arguments are one ``module:function``, and not shards."""
-    is_name = len(names) == 1 and FUNCTION_NAME.fullmatch(names[0]) is not None
-    return is_name and not names[0].startswith(("pipe:", "file:")) and not os.path.lexists(names[0])
 
 
 @contextmanager

@@ -10,12 +10,11 @@ import functools
 import importlib
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
-
-from torch.utils.data.datapipes.iter import IterableWrapper
 
 from torchdata_wds.cli.command import Command, UsageError, flag, option, whole_number
 from torchdata_wds.cli.inputs import add_shards_argument, list_all_inputs
@@ -31,9 +30,9 @@ from torchdata_wds.cli.map.shard_tasks import (
 )
 from torchdata_wds.environment import usable_cpus
 from torchdata_wds.errors import SampleError
-from torchdata_wds.pipes.samples.group_by_key import KeyGrouperIterDataPipe
-from torchdata_wds.pipes.shards.load_shards import ShardLoaderIterDataPipe
-from torchdata_wds.storage import mask_url
+from torchdata_wds.handlers import Asked, reraise_exception
+from torchdata_wds.pipes.shards.shard_reading import Item, ShardReading
+from torchdata_wds.storage import StorageOptions, mask_url
 from torchdata_wds.storage.urls import STDIN
 from torchdata_wds.writers.tar_writer import TarWriter
 
@@ -130,8 +129,9 @@ def over_samples(function: Callable[[dict[str, Any]], Any], source: str, target:
     The function returns a sample, None to leave it out, or any number of samples; values that are not bytes are encoded
     by their field.
     """
-    samples = KeyGrouperIterDataPipe(ShardLoaderIterDataPipe(IterableWrapper([source], deepcopy=False)))
-    with TarWriter(target) as writer, closing(iter(samples)) as given:  # type: ignore[type-var]
+    skipped: Counter[str] = Counter()
+    samples = ShardReading(skipped, StorageOptions()).samples([Item(source)], Asked(reraise_exception, skipped))
+    with TarWriter(target) as writer, closing(samples) as given:
         for sample in given:
             key = sample["__key__"]  # the function may change its sample
             if (made := function(sample)) is None:

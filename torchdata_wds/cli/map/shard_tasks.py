@@ -14,6 +14,7 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from torchdata_wds.cli.command import BRACES
 from torchdata_wds.cli.inputs import part_of
 from torchdata_wds.cli.terminal import Progress, counted, printable, say, shorten
 from torchdata_wds.errors import ShardListError
@@ -31,9 +32,6 @@ _SHOWN_LINES = 8
 _SHOWN_WIDTH = 1000
 _TRAILER = "\nThis exception is thrown by "  # torch adds the pipe with all its arguments
 _PLACE = re.compile(r"\{name\}|\{shard(?::(0?\d{0,2})d?)?\}")
-
-#: A placeholder in a name.
-BRACES = re.compile(r"\{[^{}]*\}")
 
 #: The placeholders of an output's name, for messages.
 PLACES = "{name} for the input's name without its suffix, and {shard} or {shard:06d} for its number"

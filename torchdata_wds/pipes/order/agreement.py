@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from torchdata_wds.consumers import distributed_place
 from torchdata_wds.errors import ShardListError
 from torchdata_wds.pipes.chain_text import form_name
 from torchdata_wds.pipes.lone_ranks import in_time, store_of
+from torchdata_wds.process_place import distributed_place
 
 _begun: Counter[str] = Counter()  # how many epochs of one kind this process has begun
 

@@ -11,8 +11,7 @@ import numpy as np
 
 from torchdata_wds.checks import check_flags, checked_int, checked_weights
 from torchdata_wds.errors import ShardListError
-from torchdata_wds.pipes.order.permutation import MOST_SAMPLES, Order, scrambled
-from torchdata_wds.pipes.seeds import mix
+from torchdata_wds.pipes.order.permutation import MOST_SAMPLES, Order, mix, scrambled
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

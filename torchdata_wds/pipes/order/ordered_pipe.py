@@ -22,10 +22,10 @@ from torchdata_wds.pipes.base import Pipe
 from torchdata_wds.pipes.chain_text import form_name, short_name
 from torchdata_wds.pipes.division import check_workers
 from torchdata_wds.pipes.order.blocks import Share, blocks, count_samples
+from torchdata_wds.pipes.order.permutation import mix
 from torchdata_wds.pipes.order.reading import Item, Lookup, items_of, parts_of, read_items
 from torchdata_wds.pipes.running import running_pipes
 from torchdata_wds.pipes.samples.map import HandlingPipe
-from torchdata_wds.pipes.seeds import mix
 from torchdata_wds.pipes.shards.split_shards import AgreedIterDataPipe
 
 _LONE_BLOCK = 64

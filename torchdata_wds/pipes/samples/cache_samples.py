@@ -13,17 +13,18 @@ from torch.utils.data import IterDataPipe
 from torchdata_wds import handlers
 from torchdata_wds.checks import check_flags, is_count
 from torchdata_wds.codecs.stored import StoredValue, decode_value, encode_value
-from torchdata_wds.consumers import Place, divided_place, place_of, process_place, upstream
+from torchdata_wds.consumers import divided_place, place_of, upstream
 from torchdata_wds.environment import is_secure
 from torchdata_wds.errors import CacheError, DecodingError, EncodingError, UnsafeDataError, WdsError
 from torchdata_wds.handlers import Handler, keep_going, reraise_exception, warn_once
 from torchdata_wds.pipes.base import Pipe, register
 from torchdata_wds.pipes.chain_text import short_name
 from torchdata_wds.pipes.foreign_loaders import heed_dealer
+from torchdata_wds.pipes.order.permutation import mix
 from torchdata_wds.pipes.samples.map import HandlingPipe
-from torchdata_wds.pipes.seeds import mix
 from torchdata_wds.pipes.shards.list_shards import ShardResamplerIterDataPipe
 from torchdata_wds.pipes.streams.epoch import EpochCounterIterDataPipe
+from torchdata_wds.process_place import Place, process_place
 from torchdata_wds.storage.cache.sample_file import SampleReader, SampleWriter, open_or_begin, open_samples
 from torchdata_wds.storage.urls import mask_url, scheme_of
 

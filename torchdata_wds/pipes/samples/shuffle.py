@@ -1,8 +1,7 @@
 """Shuffles samples through a buffer that yields early and can be limited in bytes."""
 
 import random
-import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import count, islice
 from typing import Any, NamedTuple, Self, TypeVar
 
@@ -13,17 +12,10 @@ from torchdata_wds.consumers import place_of
 from torchdata_wds.pipes.base import WdsPipe, register
 from torchdata_wds.pipes.foreign_loaders import heed_dealer
 from torchdata_wds.pipes.resume_facts import Step, Wanted, Way
+from torchdata_wds.pipes.samples.shuffle_buffer import Buffer, shuffled
 from torchdata_wds.pipes.seeds import Seed, Seeded
 
 T = TypeVar("T")
-
-
-class _Buffer:
-    """The items in a shuffle's buffer, with their sizes, and whether the last one that came in sent one out."""
-
-    def __init__(self, items: Iterable[Any] = (), gave: bool = False) -> None:
-        self.items = [(item, 0) for item in items]
-        self.gave = gave
 
 
 class _Restart(NamedTuple):
@@ -32,7 +24,7 @@ class _Restart(NamedTuple):
     needed: Sequence[int]  # the items to read first, ascending
     early: Sequence[int]  # those of them to yield at once
     waiting: Sequence[int]  # those of them that are in the buffer, by place
-    gave: bool  # as in `_Buffer`
+    gave: bool  # as in `Buffer`
     rng: random.Random  # after the draws for all earlier items
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -116,7 +108,7 @@ class SampleShufflerIterDataPipe(WdsPipe[T], Seeded, Step):
         # The draws depend on how many items there are, not on the items. So the shuffle is replayed with item numbers:
         # when 5,000 have gone out of a buffer of 1,000, it holds 999 of the first 5,999, and only these must be read
         # again.
-        rng, buffer = self._seed.begin_epoch("wds_shuffle", place_of(self)), _Buffer()
+        rng, buffer = self._seed.begin_epoch("wds_shuffle", place_of(self)), Buffer()
         source = iter(count() if way.length is None else range(way.length))
         order = shuffled(source, rng, self.buffer_size, self.initial, buffer=buffer)
         early: list[int] = []
@@ -160,62 +152,6 @@ class SampleShufflerIterDataPipe(WdsPipe[T], Seeded, Step):
             )
         for number in restart.early:
             yield found[number]
-        buffer = _Buffer((found[number] for number in restart.waiting), restart.gave)
+        buffer = Buffer((found[number] for number in restart.waiting), restart.gave)
         del found
         yield from shuffled(items, restart.rng, self.buffer_size, self.initial, buffer=buffer)
-
-
-def shuffled(
-    items: Iterable[T],
-    rng: random.Random,
-    buffer_size: int,
-    initial: int,
-    max_bytes: int | None = None,
-    buffer: _Buffer | None = None,
-) -> Iterator[T]:
-    """Shuffles items through `buffer`, or a new one; see `SampleShufflerIterDataPipe`."""
-    # The order depends only on the draws, one per item that goes out: resuming relies on that, as do states that
-    # earlier versions saved.
-    draw = rng.random
-    limit = sys.maxsize if max_bytes is None else max_bytes
-    start = max(1, min(initial, buffer_size))
-    state = _Buffer() if buffer is None else buffer
-    waiting: list[tuple[T, int]] = state.items  # with sizes: an item may change before it goes out
-    held = 0
-    for item in items:
-        size = 0 if max_bytes is None else size_in_bytes(item)
-        if size > limit:
-            yield item
-            continue
-        waiting.append((item, size))
-        held += size
-        # A full buffer sends out one item for each that comes in, a growing one for every second: with buffer_size=1000
-        # and initial=100 the first goes out when the 100th comes in, and the buffer is full after 1,900 in and 901 out.
-        surplus = state.gave = len(waiting) >= buffer_size or (len(waiting) >= start and not state.gave)
-        while surplus or held > limit:
-            chosen, size = _pop(waiting, draw)
-            held -= size
-            yield chosen
-            surplus = False
-    while waiting:
-        yield _pop(waiting, draw)[0]
-
-
-def _pop(buffer: list[T], draw: Callable[[], float]) -> T:
-    place = int(draw() * len(buffer))
-    buffer[place], buffer[-1] = buffer[-1], buffer[place]
-    return buffer.pop()
-
-
-def size_in_bytes(item: Any) -> int:
-    """Estimates the size of an item in memory, with the contents of its containers."""
-    if isinstance(item, dict):
-        return sys.getsizeof(item) + sum(size_in_bytes(value) for value in item.values())
-    if isinstance(item, (list, tuple)):
-        return sys.getsizeof(item) + sum(map(size_in_bytes, item))
-    held = getattr(item, "nbytes", None)  # arrays, tensors, memoryviews
-    if isinstance(held, int):
-        return held
-    if hasattr(item, "getbands"):  # a PIL image
-        return int(item.width) * int(item.height) * len(item.getbands())
-    return sys.getsizeof(item)

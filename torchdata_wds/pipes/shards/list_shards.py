@@ -10,12 +10,13 @@ from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES, Shardi
 
 from torchdata_wds import storage
 from torchdata_wds.checks import check_flags, is_count
-from torchdata_wds.consumers import Place, find_sharder, place_among_ranks, process_place
+from torchdata_wds.consumers import find_sharder, place_among_ranks
 from torchdata_wds.errors import ShardListError
 from torchdata_wds.pipes.base import Pipe, WdsPipe, register
-from torchdata_wds.pipes.samples.shuffle import shuffled
+from torchdata_wds.pipes.samples.shuffle_buffer import shuffled
 from torchdata_wds.pipes.seeds import Seed, Seeded
 from torchdata_wds.pipes.starvation import DrawnShards
+from torchdata_wds.process_place import Place, process_place
 
 T = TypeVar("T")
 

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any, Unpack
 
-from torchdata_wds.consumers import Place, divided_place, in_stock_worker, process_place, rank_place
+from torchdata_wds.consumers import divided_place, in_stock_worker
 from torchdata_wds.errors import ReappearingKeyError
 from torchdata_wds.format.shards import ShardInfo, ShardNames
 from torchdata_wds.handlers import Handler, keep_going, reraise_exception
@@ -13,6 +13,7 @@ from torchdata_wds.pipes.base import Held, Pipe, register
 from torchdata_wds.pipes.notes import note_failure
 from torchdata_wds.pipes.samples.field_specs import expect_sample
 from torchdata_wds.pipes.samples.map import HandlingPipe
+from torchdata_wds.process_place import Place, process_place, rank_place
 from torchdata_wds.storage import StorageOptions
 from torchdata_wds.writers.shard_writer import ShardWriter
 from torchdata_wds.writers.tar_writer import TarOptions, check_options

@@ -14,7 +14,7 @@ from torchdata_wds.format.index.slices import ShardSlice, check_size, find_sampl
 from torchdata_wds.format.tar.members import LocatedUrl
 from torchdata_wds.handlers import warn_rarely
 from torchdata_wds.option_types import KeyRule
-from torchdata_wds.pipes.shards.cache_shards import CachedShard
+from torchdata_wds.pipes.shards.shard_copies import CachedShard
 from torchdata_wds.pipes.shards.shard_counts import header_facts
 from torchdata_wds.storage.read_ahead import ReadAhead, close_all
 from torchdata_wds.storage.urls import check_letter

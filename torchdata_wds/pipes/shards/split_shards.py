@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from torchdata_wds import storage
-from torchdata_wds.consumers import Place, find_sharder, no_traversal, ranks_of_filter
+from torchdata_wds.consumers import find_sharder, no_traversal, ranks_of_filter
 from torchdata_wds.errors import ShardListError
 from torchdata_wds.format.index.slices import PaddingSlice, ShardSlice, TailSlice
 from torchdata_wds.handlers import warn_once
@@ -21,6 +21,7 @@ from torchdata_wds.option_types import Even, Index
 from torchdata_wds.pipes.base import Pipe, WdsPipe, register
 from torchdata_wds.pipes.seeds import Seed, Seeded
 from torchdata_wds.pipes.shards.shard_counts import shard_counts
+from torchdata_wds.process_place import Place
 from torchdata_wds.storage.urls import check_letter, is_local, local_path
 
 

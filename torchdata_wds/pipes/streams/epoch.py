@@ -9,13 +9,14 @@ from torch.utils.data import IterDataPipe, get_worker_info
 from torch.utils.data.datapipes.iter.sharding import ShardingFilterIterDataPipe
 
 from torchdata_wds.checks import check_count
-from torchdata_wds.consumers import Grid, Place, grid_of, place_of, rank_place, upstream
+from torchdata_wds.consumers import Grid, grid_of, place_of, upstream
 from torchdata_wds.handlers import warn_once
 from torchdata_wds.pipes.base import Pipe, WdsPipe, register
 from torchdata_wds.pipes.foreign_loaders import heed_dealer
 from torchdata_wds.pipes.resume_facts import EpochEnded, PassBegun, Step, Wanted, Watch, Way
 from torchdata_wds.pipes.seeds import Passes
 from torchdata_wds.pipes.starvation import most_empty_passes
+from torchdata_wds.process_place import Place, rank_place
 
 T = TypeVar("T")
 

@@ -30,13 +30,15 @@ from torch.utils.data.datapipes.datapipe import _IterDataPipeSerializationWrappe
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from torch.utils.data.graph import DataPipe
 
-from torchdata_wds.consumers import Place, divide
+from torchdata_wds.consumers import divide
 from torchdata_wds.garbage import leave_garbage
 from torchdata_wds.handlers import said, with_notes
 from torchdata_wds.pipes.notes import note_source_failure
+from torchdata_wds.pipes.order.permutation import mix
 from torchdata_wds.pipes.resume_facts import Fact
 from torchdata_wds.pipes.samples.collate import stack_in
-from torchdata_wds.pipes.seeds import Seeds, mix
+from torchdata_wds.pipes.seeds import Seeds
+from torchdata_wds.process_place import Place
 from torchdata_wds.workers.interrupts import ignore_interrupts
 from torchdata_wds.workers.processes.messages import Sender
 from torchdata_wds.workers.processes.shared_memory import Limits, SegmentPool

@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import get_worker_info
 
 from torchdata_wds.checks import checked_int
-from torchdata_wds.pipes.seeds import mix
+from torchdata_wds.pipes.order.permutation import mix
 
 #: Places in that memory: the epoch number set last, how often one was set, the next epoch, and recent iterations.
 _SET, _TIMES, _LAST, _RECENT = range(4)

@@ -9,13 +9,13 @@ from typing import Any
 from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import Batcher
 
-from torchdata_wds.consumers import Place
 from torchdata_wds.pipes.chain_text import form_name, sources_of, stages_of
 from torchdata_wds.pipes.order.agreement import check_agreement
 from torchdata_wds.pipes.order.blocks import Share, count_samples, step_end
 from torchdata_wds.pipes.order.ordered_pipe import Contents, OrderedPipe, OrderPoint, check_share
 from torchdata_wds.pipes.resume_facts import said_by
 from torchdata_wds.pipes.seeds import Seeds
+from torchdata_wds.process_place import Place
 from torchdata_wds.workers.resume.checkpoints import Checkpoint, OrderState, Streams
 from torchdata_wds.workers.resume.planner import is_one_to_one, is_torchdata
 

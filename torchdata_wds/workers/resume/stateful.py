@@ -17,8 +17,10 @@ from torch.utils.data.datapipes.iter import Batcher
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 
 from torchdata_wds.checks import checked_int
-from torchdata_wds.consumers import Grid, Place, Ranks, checked_ranks, divide, rank_place
-from torchdata_wds.pipes.seeds import Seeds, mix
+from torchdata_wds.consumers import Grid, Ranks, checked_ranks, divide
+from torchdata_wds.pipes.order.permutation import mix
+from torchdata_wds.pipes.seeds import Seeds
+from torchdata_wds.process_place import Place, rank_place
 from torchdata_wds.workers.graphs import LocalIterDataPipe, find_branches
 from torchdata_wds.workers.lengths import items_per_epoch
 from torchdata_wds.workers.resume import signatures

@@ -18,14 +18,16 @@ from numpy.random import mtrand
 from torch.utils.data import IterDataPipe
 from torch.utils.data.graph import DataPipe
 
-from torchdata_wds.consumers import Place, upstream
+from torchdata_wds.consumers import upstream
 from torchdata_wds.errors import ShardListError
 from torchdata_wds.handlers import reraise_exception
 from torchdata_wds.pipes.chain_text import short_name
 from torchdata_wds.pipes.division import check_division
 from torchdata_wds.pipes.order.ordered_pipe import OrderPoint
+from torchdata_wds.pipes.order.permutation import mix
 from torchdata_wds.pipes.resume_facts import Fact, Facts, SkipNotice, Wanted, Watch
-from torchdata_wds.pipes.seeds import Seeds, mix, seed_graph
+from torchdata_wds.pipes.seeds import Seeds, seed_graph
+from torchdata_wds.process_place import Place
 from torchdata_wds.workers.resume.ordered import find_source, ordered_items
 from torchdata_wds.workers.resume.planner import Chain, find_chain
 from torchdata_wds.workers.stats.skips import SkipWatch

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from torchdata_wds.consumers import Grid, Place
+from torchdata_wds.consumers import Grid
 from torchdata_wds.pipes.order.blocks import Share, count_samples
 from torchdata_wds.pipes.seeds import Seeds
+from torchdata_wds.process_place import Place
 from torchdata_wds.workers.resume.checkpoints import Checkpoint
 from torchdata_wds.workers.resume.job_order import JobOrder, OrderedStreams, check_kind
 

@@ -11,7 +11,7 @@ import pytest
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from tests.kits.workers_kit import FRONTS, loader_of, time_limit
-from torchdata_wds.consumers import Place
+from torchdata_wds.process_place import Place
 from torchdata_wds.workers.stats.stalls.main_watch import MainWatch
 
 _WARNED = threading.Event()

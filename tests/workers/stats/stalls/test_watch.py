@@ -21,7 +21,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 from tests.kits.fault_server import Fault, Site, serve_site
 from tests.kits.shards import tar_bytes
 from tests.kits.workers_kit import FRONTS, engine_of, loader_of, time_limit
-from torchdata_wds.consumers import Place
+from torchdata_wds.process_place import Place
 from torchdata_wds.workers.processes import link, worker
 from torchdata_wds.workers.stats.stalls import stack_file
 from torchdata_wds.workers.stats.stalls.stack_file import SIGNAL, StackFile, collect

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from math import inf
 from types import FrameType
 
-from torchdata_wds.consumers import Place
+from torchdata_wds.process_place import Place
 
 logger = logging.getLogger(__name__)
 _MOST_PAUSE = 64  # times `stall_after`: the longest pause between two warnings

@@ -7,8 +7,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from torchdata_wds.consumers import Place
 from torchdata_wds.pipes.running import pipes_on
+from torchdata_wds.process_place import Place
 from torchdata_wds.workers.stats.figures import At
 from torchdata_wds.workers.stats.sampling import sampler
 from torchdata_wds.workers.stats.sampling.sampler import Frames

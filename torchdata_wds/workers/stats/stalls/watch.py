@@ -8,8 +8,8 @@ from collections.abc import Callable
 from math import inf
 from typing import TypeVar
 
-from torchdata_wds.consumers import Place
 from torchdata_wds.pipes.running import frames_of_threads
+from torchdata_wds.process_place import Place
 from torchdata_wds.workers.stats.stalls.alarm import Alarm, is_waited_for
 from torchdata_wds.workers.stats.stalls.worker_states import States, describe
 

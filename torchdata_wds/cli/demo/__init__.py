@@ -11,37 +11,25 @@ import itertools
 import json
 import lzma
 import os
-import random
 import tarfile
 import tempfile
-import time
 import zlib
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import torch
-from PIL import Image, ImageOps
+from PIL import Image
 
 from torchdata_wds import storage
 from torchdata_wds.cli.command import Command, UsageError, add_force, option, whole_number
 from torchdata_wds.cli.terminal import Progress, counted, printable, say
-from torchdata_wds.codecs import IMAGE_FIELDS
-from torchdata_wds.datasets.webdataset import WebDataset
 from torchdata_wds.errors import ShardFormatError, ShardListError
 from torchdata_wds.format.samples.names import split_name
 from torchdata_wds.format.tar import read_members
-from torchdata_wds.handlers import warn_and_continue
-from torchdata_wds.pipes.base import WdsPipe
-from torchdata_wds.pipes.samples.collate import wds_collate
 from torchdata_wds.program_interrupts import armed
 from torchdata_wds.storage.urls import is_local, local_path, mask_url
 
-_BATCH = 64
-_BUFFER, _BUFFER_BYTES = 1000, 256 << 20  # users' samples may be large
-_SIDE = 96
 _NAMED = 5  # how many lost or doubled samples are named
 
 #: Samples in each of the demo's own shards: uneven, so that the workers' parts differ in length.
@@ -50,7 +38,6 @@ _NAME = "train"
 _SIGNS = frozenset("{}*?[]")  # of patterns
 _WIDTH, _HEIGHT, _CLASSES = 160, 120, 10
 _NOT_FOR_TARFILE = (tarfile.TarError, OSError, EOFError, zlib.error, lzma.LZMAError)
-SampleId = tuple[str, str]  # URL and key
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,7 +51,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     with armed():  # compiled modules lose a KeyboardInterrupt while they are imported
-        import torchdata_wds.workers.loader  # noqa: F401
+        import torchdata_wds.cli.demo.epoch  # noqa: F401
     if arguments.shards and arguments.keep is not None:
         raise UsageError("--keep is for shards that the demo writes, but --shards names existing ones")
     if arguments.force and arguments.keep is None:
@@ -81,6 +68,8 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def check_epoch(patterns: Sequence[str], workers: int) -> int:
     """Reads an epoch, compares it with a plain scan of the shards, and prints the result; returns the exit status."""
+    from torchdata_wds.cli.demo import epoch
+
     urls = list(storage.list_urls(patterns))
     if "-" in urls:
         raise ShardListError("the demo reads its shards twice, and standard input ('-') can be read only once")
@@ -88,7 +77,7 @@ def check_epoch(patterns: Sequence[str], workers: int) -> int:
     if not expected:
         rule = "a sample is made of files named key.extension, such as 0001.jpg"
         raise ShardFormatError(f"no samples in {counted(len(urls), 'shard')}: {rule}")
-    found, seconds, first = _read_epoch(build_pipe(patterns, fields), workers, expected.total())
+    found, seconds, first = epoch.read_epoch(epoch.build_pipe(patterns, fields), workers, expected.total())
     for name, value in {
         "shards": f"{len(urls):,}",
         "workers": f"{workers:,}",
@@ -102,9 +91,9 @@ def check_epoch(patterns: Sequence[str], workers: int) -> int:
     return report(expected, found)
 
 
-def scan(urls: Sequence[str]) -> tuple[Counter[SampleId], Counter[str], int]:
-    """Counts how often each sample occurs in shards, the members of each field, and the bytes of all members."""
-    samples: Counter[SampleId] = Counter()
+def scan(urls: Sequence[str]) -> tuple[Counter[tuple[str, str]], Counter[str], int]:
+    """Counts how often each sample (URL, key) occurs in shards, the members of each field, and the bytes of all."""
+    samples: Counter[tuple[str, str]] = Counter()
     fields: Counter[str] = Counter()
     total = 0
     with Progress("shards", urls=urls, summarizes=True) as progress:
@@ -134,22 +123,7 @@ def _members_of(url: str) -> list[tuple[str, int]]:
         return [(member.name, len(member.data)) for member in read_members(stream, url)]
 
 
-def _read_epoch(pipe: WdsPipe[Any], workers: int, total: int) -> tuple[Counter[SampleId], float, float]:
-    """Counts the samples of one epoch, and measures the seconds to its last and first batch, start-up included."""
-    from torchdata_wds.workers.loader import WdsLoader
-
-    samples: Counter[SampleId] = Counter()
-    first = 0.0
-    with WdsLoader(pipe, workers) as loader, Progress("samples", total) as bar:
-        start = time.perf_counter()
-        for urls, keys, *_ in loader:
-            first = first or time.perf_counter() - start
-            samples.update(zip(urls, keys, strict=True))
-            bar.advance(len(keys))
-        return samples, time.perf_counter() - start, first
-
-
-def report(expected: Counter[SampleId], found: Counter[SampleId]) -> int:
+def report(expected: Counter[tuple[str, str]], found: Counter[tuple[str, str]]) -> int:
     """Prints whether every sample came exactly once, and which did not; returns the exit status."""
     wrong = {"lost": expected - found, "doubled": found - expected}
     for outcome, samples in wrong.items():
@@ -162,28 +136,6 @@ def report(expected: Counter[SampleId], found: Counter[SampleId]) -> int:
     if not any(wrong.values()):
         print("every sample came exactly once")
     return 1 if any(wrong.values()) else 0
-
-
-def build_pipe(patterns: Sequence[str], fields: Counter[str]) -> WdsPipe[Any]:
-    """Builds the demo's graph: the usual one, with stages for images and labels where there are such fields."""
-    images = [field for field in fields if field.rpartition(".")[2] in IMAGE_FIELDS]
-    chosen = ([";".join(images)] if images else []) + (["cls"] if "cls" in fields else [])
-    pipe = WebDataset(patterns).wds_shuffle(_BUFFER, max_bytes=_BUFFER_BYTES)
-    if chosen:
-        pipe = pipe.wds_decode("pil", only=[*images, "cls"], handler=warn_and_continue)
-    pipe = pipe.wds_to_tuple("__url__", "__key__", *chosen, missing="none")
-    if images:
-        pipe = pipe.wds_map_tuple(None, None, augment)
-    return pipe.batch(_BATCH).collate(wds_collate)
-
-
-def augment(image: Image.Image | None) -> torch.Tensor | None:
-    """Mirrors about half of the images and resizes all to one size; a sample without an image keeps None."""
-    if image is None:
-        return None
-    image = ImageOps.mirror(image) if random.random() < 0.5 else image
-    pixels = np.asarray(image.resize((_SIDE, _SIDE)), dtype=np.float32) / 255
-    return torch.from_numpy(pixels).permute(2, 0, 1)
 
 
 def keep_shards(name: str, *, overwrite: bool = False) -> str:

@@ -55,6 +55,30 @@ def test_dir_shows_the_public_names() -> None:
     assert set(torchdata_wds.__all__) <= set(dir(torchdata_wds))
 
 
+#: Public names for programs that only write shards, or look at them.
+WITHOUT_TORCH = """
+    TarWriter ShardWriter ShardInfo ShardIndex DatasetIndex index_shard dali_index wids_index ShardMember ShardSlice
+    CachedShard TextSegment ImageSegment interleaved_sample handle_extension image_decoder torch_video torch_audio
+    warn_and_continue WdsError
+"""
+
+WRITING = """
+import sys, torchdata_wds
+for name in sys.argv[1:]:
+    getattr(torchdata_wds, name)
+with torchdata_wds.ShardWriter("x-%06d.tar", index=True) as writer:
+    writer.write({"__key__": "a", "cls": 1, "txt": "text", "json": [1]})
+torchdata_wds.index_shard("x-000000.tar")
+sys.exit("torch" in sys.modules)
+"""
+
+
+def test_names_for_writing_need_no_torch(tmp_path: Path) -> None:
+    """The writers neither: they ask it for their place among workers and ranks only if it has been imported."""
+    command = [sys.executable, "-c", WRITING, *WITHOUT_TORCH.split()]
+    assert subprocess.run(command, cwd=tmp_path, check=False, timeout=120).returncode == 0
+
+
 def test_packages_are_attributes() -> None:
     """As in a package that imports all of its modules."""
     code = "import torchdata_wds; assert torchdata_wds.storage.mask_url('x.tar') == 'x.tar'"

@@ -1,8 +1,8 @@
 """Makes Ctrl-C end the program ``wds`` with status 130 and without a traceback while it starts or exits.
 
-Importing torch takes a second, when there is nothing to clean up. A KeyboardInterrupt would show a traceback then, or
-be lost, because some compiled modules drop exceptions while they are imported. So the process just ends. The package
-imports this module first; it does nothing in other programs.
+Imports take a while, when there is nothing to clean up. A KeyboardInterrupt would show a traceback then, or be lost,
+because some compiled modules drop exceptions while they are imported. So the process just ends. The package imports
+this module first; it does nothing in other programs.
 """
 
 import contextlib

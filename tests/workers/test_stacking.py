@@ -51,6 +51,18 @@ def test_collate_stacks_views_in_lent_memory(lent: list[int]) -> None:
     assert len(lent) == 1
 
 
+def test_collate_stacks_images_in_lent_memory(lent: list[int]) -> None:
+    """CHW views of HWC memory become a contiguous batch, here and in a worker."""
+    images = [torch.randint(256, (100, 200, 3), dtype=torch.uint8).permute(2, 0, 1) for _ in range(3)]
+    for size in ([180_000], []):
+        batch = wds_collate(images)
+        assert batch.is_contiguous()
+        assert torch.equal(batch, torch.stack(images))
+        assert lent == size
+        lent.clear()
+        collate._lend = None
+
+
 @pytest.mark.parametrize("dtype", ["u1", "f4", ">i4", "?", "M8[s]", "U3", "i2,f8"])
 def test_collate_stacks_arrays_in_lent_memory(lent: list[int], dtype: str) -> None:
     """Large columns of arrays too, of every type that is no Python object."""

@@ -122,7 +122,12 @@ def _stack_tensors(values: list[torch.Tensor]) -> torch.Tensor:
         and not (value.requires_grad or value.is_quantized)
         for value in values
     )
-    memory = _lent(len(values) * first.numel() * first.element_size(), is_plain)
+    size = len(values) * first.numel() * first.element_size()
+    memory = _lent(size, is_plain)
+    if is_plain and first.dtype is torch.uint8 and not first.is_contiguous():
+        # CHW views of HWC memory, which NumPy copies faster than torch; without out= it would keep their order.
+        out = (np.empty(size, np.uint8) if memory is None else memory).reshape(len(values), *first.shape)
+        return torch.from_numpy(np.stack([value.numpy() for value in values], out=out))
     if memory is None:
         return torch.stack(values)  # without out=, which a subclass's own stack may not take
     return torch.stack(values, out=torch.frombuffer(memory, dtype=first.dtype).view(len(values), *first.shape))

@@ -170,6 +170,7 @@ class FakeGpu:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, module: str = "torchvision.io") -> None:
         self.calls: list[tuple[list[torch.Tensor], Any, Any]] = []
         self.error: Exception | None = None
+        self.refused: list[bytes] = []
         modes = {"RGB": "mode of colour", "GRAY": "mode of grey"}
         fake = SimpleNamespace(decode_jpeg=self.decode, ImageReadMode=modes)
         for name in ("torchcodec.decoders", "torchvision.io"):
@@ -182,6 +183,8 @@ class FakeGpu:
         self.calls.append((files, mode, device))
         if self.error is not None:
             raise self.error
+        if any(file.numpy().tobytes() in self.refused for file in files):
+            raise RuntimeError("nvjpegDecode failed: 4")
         spec = "torchrgb8" if mode == "mode of colour" else "torchl8"
         return [255 - image_decoder(spec).decode(file.numpy().tobytes()) for file in files]
 
@@ -231,15 +234,26 @@ def test_gpu_has_the_errors_of_the_cpu_when_a_file_is_damaged(gpu: FakeGpu) -> N
             decode_jpegs("cpu")([FILES["colour"], data])
 
 
-def test_gpu_leaves_a_batch_to_the_cpu_when_it_refuses_it(gpu: FakeGpu, caplog: pytest.LogCaptureFixture) -> None:
-    """With one warning."""
-    gpu.error = RuntimeError("nvjpegDecode failed: 4")
-    expected = image_decoder("torchrgb8").decode(FILES["colour"])
+def test_gpu_leaves_a_file_to_the_cpu_when_it_refuses_it(gpu: FakeGpu, caplog: pytest.LogCaptureFixture) -> None:
+    """With one warning; the others of its batch are still the GPU's."""
+    gpu.refused = [FILES["progressive"]]
+    expected = [image_decoder("torchrgb8").decode(FILES[name]) for name in ("colour", "progressive", "small")]
     for _ in range(3):
-        assert torch.equal(decode_jpegs("cpu")([FILES["colour"]])[0], expected)
-    assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
-        "the decoder of device cpu refused a batch (RuntimeError"
+        images = decode_jpegs("cpu")([FILES[name] for name in ("colour", "progressive", "small")])
+        assert all(map(torch.equal, images, [255 - expected[0], expected[1], 255 - expected[2]]))
+    assert torch.equal(decode_jpegs("cpu")(gpu.refused)[0], expected[1])
+    assert [record.getMessage().partition("(")[0] for record in caplog.records] == [
+        "the decoder of device cpu refused an image "
     ]
+
+
+def test_gpu_raises_when_it_refuses_all_files(gpu: FakeGpu) -> None:
+    """Its package is not whole, say; but files that the CPU refuses, too, are to blame."""
+    gpu.refused = [FILES["colour"], FILES["grey"], damaged := FILES["colour"][:300] + b"\xff\xd9"]
+    with pytest.raises(RuntimeError, match="nvjpegDecode failed"):
+        decode_jpegs("cpu")([FILES["colour"], FILES["grey"]])
+    with pytest.raises(DecodingError, match=r"^image 1 of a batch does not decode"):
+        decode_jpegs("cpu")([FILES["colour"], damaged])
 
 
 @pytest.mark.parametrize("error", [torch.cuda.OutOfMemoryError("2 GiB"), RuntimeError("CUDA error: no kernel image")])

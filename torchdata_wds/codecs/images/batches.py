@@ -39,7 +39,8 @@ class JpegBatchDecoder:
 
     A GPU's decoder rounds otherwise, so that its pixels differ by a few of 255. It gets only complete files of 8 bits,
     grey or YCbCr, that need not be turned. All others (CMYK, PNG, files that are cut off, ...) are decoded as on the
-    CPU, with the same errors, and so is a batch that the GPU's decoder refuses, with a warning.
+    CPU, with the same errors, and so are those that the GPU's decoder refuses, with a warning; it is an error if that
+    refuses all files of a batch.
 
     Args:
         device: Where the images are to be: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, a ``torch.device``.
@@ -115,45 +116,57 @@ class JpegBatchDecoder:
 
     def decode(self, files: Sequence[Any], keys: Sequence[Any] | None = None) -> list[torch.Tensor]:
         """Decodes files (bytes, or uint8 tensors or arrays); keys are for messages."""
-        data = [_as_bytes(file, number) for number, file in enumerate(files)]
-        is_gpu = self.device.type in _GPUS
-        ordinary = [number for number, file in enumerate(data) if self._is_ordinary(file)] if is_gpu else []
+        data = {number: _as_bytes(file, number) for number, file in enumerate(files)}
         images: dict[int, torch.Tensor] = {}
-        if ordinary:
-            try:
-                found = _gpu_decoder()([data[number] for number in ordinary], _MODES[self.mode][1], self.device)
-                images = dict(zip(ordinary, found, strict=True))
-            except RuntimeError as error:
-                if _is_fatal(error):
-                    raise
+        if self.device.type in _GPUS:
+            images = self._from_gpu({number: file for number, file in data.items() if self._is_ordinary(file)}, keys)
+        images |= self._from_cpu({number: file for number, file in data.items() if number not in images}, keys)
+        return [images[number] for number in data]
+
+    def _from_gpu(self, files: dict[int, bytes], keys: Sequence[Any] | None) -> dict[int, torch.Tensor]:
+        """Decodes files by their numbers; leaves out those that the GPU's decoder refuses."""
+        if not files:
+            return {}
+        try:
+            images = _gpu_decoder()([*files.values()], _MODES[self.mode][1], self.device)
+            return dict(zip(files, images, strict=True))
+        except RuntimeError as error:
+            if _is_fatal(error):
+                raise
+            if len(files) == 1:
                 warn_once(
                     "decode_jpegs",
-                    f"the decoder of device {self.device} refused a batch ({describe_cause(error)}), which the CPU "
-                    "decoded. Further warnings of this kind are not shown",
+                    f"the decoder of device {self.device} refused an image ({describe_cause(error)}), which the CPU "
+                    "decodes. Further warnings of this kind are not shown",
                 )
-        self._add_from_cpu(data, images, keys)
-        return [images[number] for number in range(len(data))]
+                return {}
+            # the decoder does not say which file it is, and it is the decoder itself that fails if all are refused
+            found: dict[int, torch.Tensor] = {}
+            for number, file in files.items():
+                found |= self._from_gpu({number: file}, keys)
+            if not found:
+                self._from_cpu(files, keys)
+                raise
+            return found
 
-    def _add_from_cpu(self, data: list[bytes], images: dict[int, torch.Tensor], keys: Sequence[Any] | None) -> None:
-        """Decodes the files that have no image yet."""
-        missing = [number for number in range(len(data)) if number not in images]
-        threads = min(len(missing), self.threads or min(usable_cpus(), _MOST_THREADS))
+    def _from_cpu(self, files: dict[int, bytes], keys: Sequence[Any] | None) -> dict[int, torch.Tensor]:
+        """Decodes files by their numbers."""
+        threads = min(len(files), self.threads or min(usable_cpus(), _MOST_THREADS))
 
         def decode(number: int) -> torch.Tensor:
             try:
-                image: torch.Tensor = self._decoder.decode(data[number])
+                image: torch.Tensor = self._decoder.decode(files[number])
             except MissingPackageError:
                 raise
             except Exception as cause:
-                raise self._failure(cause, data[number], number, keys) from cause
+                raise self._failure(cause, files[number], number, keys) from cause
             return image.to(self.device)
 
         if threads <= 1:
-            images.update((number, decode(number)) for number in missing)
-            return
+            return {number: decode(number) for number in files}
         # threads that outlived the call would be missing in workers that are forked after it
         with ThreadPoolExecutor(threads) as pool:
-            images.update(zip(missing, pool.map(decode, missing), strict=True))
+            return dict(zip(files, pool.map(decode, files), strict=True))
 
     def _failure(self, cause: Exception, data: bytes, number: int, keys: Sequence[Any] | None) -> DecodingError:
         key = None if keys is None or isinstance(keys, str) or number >= len(keys) else str(keys[number])

@@ -21,7 +21,7 @@ import torchdata_wds.program_interrupts  # noqa: F401 - before anything that tak
 from torchdata_wds.post_import import when_imported as _when_imported
 
 if TYPE_CHECKING:
-    from torchdata_wds.codecs import handle_extension, image_decoder
+    from torchdata_wds.codecs import center_crop_decoder, crop_decoder, handle_extension, image_decoder
     from torchdata_wds.codecs.images.batches import decode_jpegs
     from torchdata_wds.codecs.media import torch_audio, torch_video
     from torchdata_wds.datasets.files import load_dataset
@@ -105,9 +105,9 @@ __version__ = "0.1.0"
 __all__ = [
     "WebDataset", "load_dataset", "IndexedShards", "IndexedMix", "WdsLoader", "WorkersReadingService",
     "StatefulPipeline", "RayPool", "RayReadingService", "profile_pipe", "repeat_batches", "describe",
-    "wds_collate", "handle_extension", "image_decoder", "torch_video", "torch_audio", "TextSegment",
-    "ImageSegment", "interleaved_sample", "ShardMember", "ShardSlice", "CachedShard",
-    "decode_jpegs",
+    "wds_collate", "handle_extension", "image_decoder", "crop_decoder", "center_crop_decoder", "decode_jpegs",
+    "torch_video", "torch_audio", "TextSegment", "ImageSegment", "interleaved_sample", "ShardMember", "ShardSlice",
+    "CachedShard",
     # writing
     "TarWriter", "ShardWriter", "ShardInfo", "ShardIndex", "DatasetIndex", "index_shard", "dali_index", "wids_index",
     # pipes, in the order of the functional forms' table in the README
@@ -138,7 +138,7 @@ if not _has_torchdata():
 
 #: The modules of the public names, which are imported when a name is first used. Pipes are classes with a long name.
 _MODULES = {
-    "codecs": "handle_extension image_decoder",
+    "codecs": "center_crop_decoder crop_decoder handle_extension image_decoder",
     "codecs.images.batches": "decode_jpegs",
     "codecs.media": "torch_audio torch_video",
     "datasets.files": "load_dataset",

@@ -8,7 +8,7 @@ from contextlib import closing
 from typing import Any
 
 from torchdata_wds.checks import check_flags
-from torchdata_wds.codecs.images.decoding import ImageDecoder
+from torchdata_wds.codecs.images.decoding import ImageDecoder, ImageFieldDecoder
 from torchdata_wds.codecs.images.pixels import IMAGE_FIELDS, IMAGE_SPECS
 from torchdata_wds.codecs.media import torch_audio, torch_video
 from torchdata_wds.codecs.options import BYTES_TYPES, DEFAULT_MAX_BYTES, DecodeOptions, MissingPackageError
@@ -93,8 +93,8 @@ class Decoder(Planner):
                 images.append(ImageDecoder(decoder, exif_transpose=self.exif_transpose))
             elif not callable(decoder):
                 raise TypeError(f"{_KINDS}, not {decoder!r}")
-            elif self.exif_transpose and isinstance(decoder, ImageDecoder):
-                self._users.append(ImageDecoder(decoder.spec, max_size=decoder.max_size, exif_transpose=True))
+            elif self.exif_transpose and isinstance(decoder, ImageFieldDecoder):
+                self._users.append(decoder.turning())
             else:
                 self._users.append(decoder)
         if len(images) > 1:
@@ -139,7 +139,7 @@ class Decoder(Planner):
                     raise
                 except Exception as cause:
                     name = f"decoder {getattr(decoder, '__qualname__', type(decoder).__qualname__)}"
-                    is_ours = isinstance(decoder, ExtensionDecoder | ImageDecoder)
+                    is_ours = isinstance(decoder, ExtensionDecoder | ImageFieldDecoder)
                     raise StepFailedError(repr(decoder) if is_ours else name, data, cause) from cause
                 if value is not None:
                     return value
@@ -153,7 +153,7 @@ def _may_take(decoder: Callable[[str, bytes], Any], field: str, suffix: str) -> 
         return matches(field, decoder.extensions)
     if suffix:
         return False  # a plain function sees the decompressed data, under the rest of the name
-    return not isinstance(decoder, ImageDecoder) or matches(field, IMAGE_FIELDS)
+    return not isinstance(decoder, ImageFieldDecoder) or matches(field, IMAGE_FIELDS)
 
 
 def _as_data(value: Any) -> bytes | None:

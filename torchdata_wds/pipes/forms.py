@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch.utils.data import DataChunk
 
     from torchdata_wds.codecs import EncoderLike
-    from torchdata_wds.codecs.images.decoding import ImageDecoder
+    from torchdata_wds.codecs.images.decoding import ImageFieldDecoder
     from torchdata_wds.format.index.slices import ShardSlice
     from torchdata_wds.format.shards import ShardInfo
     from torchdata_wds.format.tar.members import ShardMember
@@ -101,7 +101,7 @@ class WdsPipe(IterDataPipe[T_co]):
             handler: Handler = ...
         ) -> WdsPipe[dict[str, Any]]: ...
         def wds_interleaved(
-            self, *, layout: Layout = "auto", missing: Missing = "error", images: str | ImageDecoder | None = None,
+            self, *, layout: Layout = "auto", missing: Missing = "error", images: str | ImageFieldDecoder | None = None,
             min_images: int | None = None, max_images: int | None = None, min_similarity: float | None = None,
             handler: Handler = ...
         ) -> WdsPipe[dict[str, Any]]: ...

@@ -15,8 +15,8 @@ from PIL import Image
 
 from tests.kits.shards import image_file, jpeg_bytes
 from torchdata_wds.codecs import IMAGE_FIELDS, IMAGE_SPECS, Decoder, image_decoder
-from torchdata_wds.codecs.images import decoding as jpegs
 from torchdata_wds.codecs.images import files as image_files
+from torchdata_wds.codecs.images import jpeg as jpegs
 from torchdata_wds.errors import DecodingError
 
 SPECS = list(IMAGE_SPECS)

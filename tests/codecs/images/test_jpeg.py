@@ -17,7 +17,7 @@ from PIL import Image, ImageFile
 
 from tests.kits.shards import image_file, jpeg_bytes
 from torchdata_wds.codecs import IMAGE_SPECS, Decoder, image_decoder
-from torchdata_wds.codecs.images import decoding as jpegs
+from torchdata_wds.codecs.images import jpeg as jpegs
 
 ARRAY_SPECS = [name for name, spec in IMAGE_SPECS.items() if spec.container != "pil"]
 SIZES = [(1, 1), (2, 3), (8, 8), (17, 16), (33, 31), (100, 75)]

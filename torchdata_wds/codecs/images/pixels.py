@@ -47,7 +47,7 @@ _CHANNELS = (1, 2, 3, 4)
 _CACHED = 2**16  # how many floats are converted at a time
 
 # EXIF orientation, where it is not 1 -> (swap the axes, then the steps through rows and columns)
-_TURNS = {
+TURNS = {
     **{2: (False, 1, -1), 3: (False, -1, -1), 4: (False, -1, 1)},
     **{5: (True, 1, 1), 6: (True, 1, -1), 7: (True, -1, -1), 8: (True, -1, 1)},
 }
@@ -76,8 +76,10 @@ def fitting_size(size: tuple[int, int], max_size: int | None) -> tuple[int, int]
     return width, height
 
 
-def to_values(pixels: Pixels, spec: ImageSpec) -> Any:
+def to_values(pixels: Pixels, spec: ImageSpec, *, is_own: bool = False) -> Any:
     """Converts uint8 or uint16 pixels, HW or HWC, to what the spec names, with at most one copy.
+
+    `is_own`: whether their memory holds nothing else, and nothing else refers to it.
 
     Tensors of uint8 are CHW views of HWC memory, as those of torchvision's decoders: nothing is transposed, and torch
     resizes them faster. Floats are made in a pass of their own, so it writes CHW memory: arithmetic by channel, as
@@ -87,7 +89,7 @@ def to_values(pixels: Pixels, spec: ImageSpec) -> Any:
         return to_pil(pixels)
     is_tensor = spec.container == "torch"
     if not spec.is_float:
-        values = _to_uint8(pixels)
+        values = pixels if is_own and pixels.itemsize == 1 and pixels.flags.c_contiguous else to_uint8(pixels)
         return as_tensor(values) if is_tensor else values
     if is_tensor:
         pixels = pixels.transpose(2, 0, 1) if pixels.ndim == 3 else pixels[np.newaxis]
@@ -108,7 +110,7 @@ def as_tensor(pixels: Pixels) -> Tensor:
     return tensor.permute(2, 0, 1) if pixels.ndim == 3 else tensor[None]
 
 
-def _to_uint8(pixels: Pixels) -> Pixels:
+def to_uint8(pixels: Pixels) -> Pixels:
     """Reduces pixels to 8 bits; returns 8-bit pixels as they are if they own their memory, contiguous and writable."""
     if pixels.itemsize == 1:
         flags = pixels.flags
@@ -121,14 +123,14 @@ def to_pil(pixels: Pixels) -> Image:
     """Makes a PIL image of 8 bits per channel."""
     from PIL import Image
 
-    return Image.fromarray(_to_uint8(pixels))
+    return Image.fromarray(to_uint8(pixels))
 
 
 def turn(pixels: Pixels, orientation: int) -> Pixels:
     """Turns an image upright by its EXIF orientation, 1 to 8; returns a view, or for 1 the image itself."""
     if orientation == 1:
         return pixels
-    swapped, rows, columns = _TURNS[orientation]
+    swapped, rows, columns = TURNS[orientation]
     return (pixels.swapaxes(0, 1) if swapped else pixels)[::rows, ::columns]
 
 

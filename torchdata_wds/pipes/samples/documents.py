@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 from torchdata_wds.checks import check_choice, check_count, is_number
 from torchdata_wds.codecs.decoder import describe_failure
-from torchdata_wds.codecs.images.decoding import ImageDecoder
+from torchdata_wds.codecs.images.decoding import ImageDecoder, ImageFieldDecoder
 from torchdata_wds.codecs.plans import StepFailedError
 from torchdata_wds.consumers import upstream
 from torchdata_wds.errors import MissingFieldError, SampleError
@@ -81,7 +81,7 @@ class DocumentInterleaverIterDataPipe(HandlingPipe[dict[str, Any]]):
         *,
         layout: Layout = "auto",
         missing: Missing = "error",
-        images: str | ImageDecoder | None = None,
+        images: str | ImageFieldDecoder | None = None,
         min_images: int | None = None,
         max_images: int | None = None,
         min_similarity: float | None = None,
@@ -97,7 +97,7 @@ class DocumentInterleaverIterDataPipe(HandlingPipe[dict[str, Any]]):
             raise TypeError(f"min_similarity must be a number or None, not {min_similarity!r}")
         if min_similarity is not None and not math.isfinite(min_similarity):
             raise ValueError(f"min_similarity must be a finite number, not {min_similarity}")
-        if images is not None and not isinstance(images, (str, ImageDecoder)):
+        if images is not None and not isinstance(images, (str, ImageFieldDecoder)):
             raise TypeError(f"images must be an image spec, what image_decoder makes, or None, not {images!r}")
         super().__init__(source_datapipe, handler)
         self.layout, self.missing, self.images = layout, missing, images

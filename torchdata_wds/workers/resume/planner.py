@@ -213,7 +213,7 @@ def all_pipes(graph: DataPipeGraph) -> Iterator[Any]:
 
 
 def has_functions(pipe: DataPipe) -> bool:
-    """Returns whether a pipe holds functions from outside this package and torch."""
+    """Returns whether a pipe holds functions from outside this package and torch, or one that draws."""
     return any(_is_function(value) for value in _arguments(pipe))
 
 
@@ -234,7 +234,7 @@ def _is_function(value: Any, depth: int = 4) -> bool:
     inside = parts_of(value)
     if callable(value) and not isinstance(value, functools.partial):
         named = value if hasattr(value, "__qualname__") else type(value)
-        if not str(getattr(named, "__module__", None)).startswith(_TRUSTED):
+        if not str(getattr(named, "__module__", None)).startswith(_TRUSTED) or getattr(named, "draws", False) is True:
             return True
         # an object of this package may hold a user's function
         inside = [] if named is value else _contents(value)

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch.utils.data.graph import DataPipe
 
-from torchdata_wds.codecs.images.decoding import ImageDecoder
+from torchdata_wds.codecs.images.decoding import ImageDecoder, ImageFieldDecoder
 from torchdata_wds.codecs.images.pixels import IMAGE_SPECS
 from torchdata_wds.pipes.chain_text import form_name, stages_of
 from torchdata_wds.pipes.pickling import parts_of
@@ -30,7 +30,7 @@ def graph_facts(branches: Iterable[DataPipe]) -> dict[str, int]:
 
     ``read_ahead``: how many shards are opened ahead; ``caches``: whether shards are cached; ``batches``, ``collates``:
     whether items are batched, and batches collated; ``images``: whether images are decoded; ``arrays``: whether to
-    arrays or tensors, which simplejpeg can do; ``limits``: whether all with a ``max_size``; ``shrinks``: whether a
+    arrays or tensors, which simplejpeg can do; ``limits``: whether all to a limited size; ``shrinks``: whether a
     later function resizes or crops; ``simplejpeg`` and ``isal``: whether these are installed. Empty if
     a user's pipe raises when it is asked.
     """
@@ -51,7 +51,7 @@ def _facts(pipes: Sequence[Any]) -> dict[str, int]:
         "collates": int(any(form_name(pipe) == "collate" for pipe in pipes)),
         "images": int(bool(decoders)),
         "arrays": int(any(IMAGE_SPECS[decoder.spec].container != "pil" for decoder in decoders)),
-        "limits": int(all(decoder.max_size is not None for decoder in decoders)),
+        "limits": int(all(decoder.is_bounded for decoder in decoders)),
         "shrinks": int(any(_shrinks(vars(pipe).values()) for pipe in pipes)),
         "simplejpeg": int(_is_installed("simplejpeg")),
         "isal": int(_is_installed("isal")),
@@ -70,13 +70,13 @@ def _ahead_of(pipe: Any) -> int:
     return 1 if pipe.read_ahead is None else int(pipe.read_ahead)  # load_in_order decides by itself
 
 
-def _image_decoders(pipes: Iterable[DataPipe]) -> Iterator[ImageDecoder]:
+def _image_decoders(pipes: Iterable[DataPipe]) -> Iterator[ImageFieldDecoder]:
     for pipe in pipes:
         if isinstance(pipe, SampleDecoderIterDataPipe):
             for decoder in pipe.decoders.value:
                 if isinstance(decoder, str) and decoder in IMAGE_SPECS:
                     yield ImageDecoder(decoder)
-                elif isinstance(decoder, ImageDecoder):
+                elif isinstance(decoder, ImageFieldDecoder):
                     yield decoder
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -93,7 +94,8 @@ class Engine:
         self._functions = functions
         self._promised: int | None = None
         self._signature: signatures.Signature = {}
-        self._shards: signatures.Signature | None = None  # as listed in this epoch
+        self._listing: signatures.Listing | None = None  # the shards, as listed at the beginning of this epoch
+        self._shards: signatures.Signature | None = None  # their description, once a state was taken in this epoch
         self._drawn: Any = None  # how the running epoch's seeds were drawn
         self._stream_seeds: Seeds | None = None
         self._restored: Checkpoint | None = None
@@ -179,6 +181,18 @@ class Engine:
             run.begin(graph.seeds_of(number, seeds), streams)
         self._restored, self._begun = None, self.epoch  # only now, since Ctrl-C may come earlier
         self.stats.begun()
+        if self.order is None:
+            self._list_shards()
+
+    def _list_shards(self) -> None:
+        """Lists the epoch's shards for its states, while the workers list them for themselves."""
+        branches = self.graph.branches
+        listing, self._listing = self._listing, None
+        if self.resumed is not None and listing is not None:
+            self._listing = listing  # of the moment when the state was checked
+        elif signatures.is_quickly_listed(*branches):
+            with suppress(Exception):  # whatever is wrong, the graph itself or a later state tells it
+                self._listing = signatures.list_shards(*branches)
 
     def end(self) -> None:
         """Ends an epoch whose items were all taken; raises a RuntimeError if Ctrl-C has ended it."""
@@ -226,7 +240,8 @@ class Engine:
         if self.order is not None:
             return self._order_checkpoint(self.order, delivered)
         if self._shards is None:
-            self._shards = signatures.without_lists(signatures.describe_shards(*self.graph.branches))
+            listing = self._listing or signatures.list_shards(*self.graph.branches)
+            self._shards = signatures.without_lists(listing.describe())
         graph = self.graph
         signature = {**self._signature, **self._shards}
         if self._begun != self.epoch:
@@ -264,7 +279,8 @@ class Engine:
 
     def _check(self, then: signatures.Signature, datapipe: IterDataPipe[Any]) -> None:
         """Raises a ValueError if a state, whose signature is `then`, does not fit the graph and the workers here."""
-        now = {**self._signature, **signatures.describe_shards(*graphs.find_branches(datapipe))}
+        self._listing = signatures.list_shards(*graphs.find_branches(datapipe))
+        now = {**self._signature, **self._listing.describe()}
         reasons = {}
         if {then.get("num_workers"), self.num_workers} == {0, 1}:  # one stream either way, in the same order
             if graphs.is_one_part(datapipe):

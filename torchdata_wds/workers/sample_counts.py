@@ -100,7 +100,7 @@ def _shards_of(pipe: Any, workers: int, places: Places, *, may_ask: bool = False
         (before,) = sources_of(source)
         found = _shards_of(before, workers, places, may_ask=may_ask)
         if pipe.index is None:
-            return _divided(found, places(source), whole_shards)
+            return _divided(found, places(source), lambda shards, place: list(whole_shards(shards, place)))
         total = sum(pipe.index.of(list(map(_name_of, found.all)), pipe.storage_options))
         shares = [share_of(total, place, pipe.even) for place in places(source)]
         if not any(shares):  # an error as soon as the loader is iterated; a length of 0 would hide it

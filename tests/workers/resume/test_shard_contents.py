@@ -17,7 +17,7 @@ from tests.kits.shards import tar_bytes, text_samples, write_tar, write_text_sha
 from tests.kits.torchdata import StatefulDataLoader
 from torchdata_wds import ShardFormatError, ShardListError, StatefulPipeline, handlers, ignore_and_continue, index_shard
 from torchdata_wds.workers.resume import signatures
-from torchdata_wds.workers.resume.signatures import ShardContent, contents_of, describe_changes
+from torchdata_wds.workers.resume.signatures import ShardContent, contents_of, describe_changes, examined_of
 
 SIZES = (12, 12, 12)
 
@@ -40,7 +40,7 @@ def test_contents_tell_size_blocks_and_index(tmp_path: Path) -> None:
     header.save(f"{second}.index")
     os.mkfifo(tmp_path / "pipe.tar")
     shards = [first, "https://host/x.tar", f"file://{second}", f"{tmp_path}/pipe.tar", str(tmp_path), "gone.tar", 7]
-    found = contents_of(shards)
+    found = contents_of(examined_of(shards))
     assert [content.number for content in found] == [0, 2]
     assert [content.size for content in found] == [Path(url).stat().st_size for url in (first, second)]
     assert [content.samples for content in found] == [None, 4]
@@ -49,7 +49,7 @@ def test_contents_tell_size_blocks_and_index(tmp_path: Path) -> None:
 def test_contents_are_of_few_shards_when_there_are_many(tmp_path: Path) -> None:
     """Evenly among all, so that a state stays small."""
     (url,) = write_text_shards(tmp_path, (1,))
-    numbers = [content.number for content in contents_of([url] * 1000)]
+    numbers = [content.number for content in contents_of(examined_of([url] * 1000))]
     assert len(numbers) <= 64
     assert numbers[:3] == [0, 16, 32]
     assert numbers[-1] > 980
@@ -70,7 +70,7 @@ def test_contents_are_of_few_shards_when_there_are_many(tmp_path: Path) -> None:
 def test_changes_name_the_shard_and_what_it_was(now: ShardContent, change: str | None) -> None:
     """Only what is known of both times is compared."""
     then = ShardContent(0, 1000, 7, 5, "ab")
-    found = describe_changes(["x.tar", "y.tar"], [tuple(then)], [tuple(now)])
+    found = describe_changes({0: "x.tar", 1: "y.tar"}, [tuple(then)], [tuple(now)])
     assert found == ([] if change is None else [change])
 
 

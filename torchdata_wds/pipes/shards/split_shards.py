@@ -4,7 +4,7 @@ import copy
 import os
 import random
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import accumulate
 from pathlib import Path
@@ -229,11 +229,11 @@ def slices_of(pieces: Sequence[Piece], urls: Sequence[str], counts: Sequence[int
     return slices
 
 
-def whole_shards(urls: Sequence[str], place: Place) -> list[ShardSlice]:
+def whole_shards(urls: Sequence[str], place: Place) -> Iterable[ShardSlice]:
     """Divides shards of unknown length: whole ones, or every N-th sample where there are too few."""
     consumers, number = place
     if len(urls) >= consumers:
-        return [ShardSlice(url) for url in urls[number::consumers]]
+        return map(ShardSlice, urls[number::consumers])
     # The first sample goes to another consumer in each shard, or consumer 0 would have the most samples: of 2 shards
     # for 3 consumers, consumer 0 reads samples 0, 3, 6 of the first and 1, 4, 7 of the second.
     return [ShardSlice(url, (number + shard) % consumers, None, consumers) for shard, url in enumerate(urls)]

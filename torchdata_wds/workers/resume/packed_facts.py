@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import base64
 import struct
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 from torchdata_wds.pipes.resume_facts import Facts, PassBegun, ShardBegun
@@ -24,13 +25,14 @@ def pack_facts(facts: Facts, item: int, ratio: int, workers: int) -> dict[str, A
     # Resuming needs the last shard that began before the position, and the two after it to know that none lies between.
     # Earlier ones only serve samples in a shuffle buffer: where one is left out, reading starts at a shard before it.
     # So each of 4 workers keeps at most about 62 shards of 24 bytes, even after reading 100,000.
-    width = max((len(shard.places) for shard in facts.shards), default=0)
+    most = _MOST_BYTES // workers // _SHARD.size
+    width = max((len(shard.places) for shard in _thinned(facts.shards, len(facts.shards), most)), default=0)
     room = max(4, _MOST_BYTES // workers // (_SHARD.size + width * _PLACE.size))
     place = bisect_right(facts.passes, item, key=lambda begun: begun.item)
     passes = _thinned(facts.passes[: place + 2], place, max(2, room // 4))
-    known = {begun.passing for begun in passes}
+    known = {begun.passing: None for begun in passes}
     begun = facts.passes[max(0, place - 1)]
-    shards = [shard for shard in facts.shards if shard.passing in known]
+    shards = list(chain.from_iterable(_shards_of(facts, number) for number in known))
     place = bisect_right(shards, (begun.passing, (item - begun.item) * ratio), key=lambda shard: shard[:2])
     kept = _thinned(shards[: place + 2], place, room)
     # The stream may resume in any of the last ones before the position.
@@ -45,6 +47,11 @@ def pack_facts(facts: Facts, item: int, ratio: int, workers: int) -> dict[str, A
         "places": [_text(b"".join(_PLACE.pack(*place) for place in shard.places)) for shard in kept] if width else [],
         "versions": [[*key, *facts.versions[key]] for key in resumable if key in facts.versions],
     }
+
+
+def _shards_of(facts: Facts, passing: int) -> list[ShardBegun]:
+    first = bisect_left(facts.shards, passing, key=lambda shard: shard.passing)
+    return facts.shards[first : bisect_right(facts.shards, passing, key=lambda shard: shard.passing)]
 
 
 def _thinned(items: Sequence[Any], here: int, most: int) -> list[Any]:

@@ -36,6 +36,7 @@ from torchdata_wds.workers.resume.planner import COLLECTIONS, all_pipes
 
 _MOST_SHARDS = 64  # how many shards are examined, spread evenly: keeps a state small, and quick to take
 _BLOCK = 4096
+_FEW_ITEMS = 1000
 
 
 class ShardContent(NamedTuple):
@@ -48,11 +49,15 @@ class ShardContent(NamedTuple):
     digest: str = ""  # the first digits of the SHA-256 in its index; "" without one
 
 
-def contents_of(shards: Sequence[Any]) -> list[ShardContent]:
-    """Examines the local shards of a list; leaves out those that cannot be read."""
+def examined_of(shards: Sequence[Any]) -> dict[int, Any]:
+    """Returns the shards of a list that are examined, by number."""
+    return {number: shards[number] for number in range(0, len(shards), -(-len(shards) // _MOST_SHARDS) or 1)}
+
+
+def contents_of(shards: Mapping[int, Any]) -> list[ShardContent]:
+    """Examines the local ones of some numbered shards; leaves out those that cannot be read."""
     found = []
-    for number in range(0, len(shards), -(-len(shards) // _MOST_SHARDS) or 1):
-        shard = shards[number]
+    for number, shard in shards.items():
         if not isinstance(shard, (str, os.PathLike)) or not is_local(os.fspath(shard)):
             continue
         path = Path(local_path(os.fspath(shard)))
@@ -67,7 +72,7 @@ def contents_of(shards: Sequence[Any]) -> list[ShardContent]:
     return found
 
 
-def describe_changes(shards: Sequence[Any], then: Sequence[Sequence[Any]], now: Sequence[Sequence[Any]]) -> list[str]:
+def describe_changes(shards: Mapping[int, Any], then: Sequence[Sequence[Any]], now: Sequence[Sequence[Any]]) -> list[str]:
     """Returns the differences between the contents of shards then and now, both as plain lists."""
     before = {old.number: old for old in (ShardContent(*content) for content in then)}
     changes = []
@@ -105,7 +110,7 @@ _NO_ARGUMENTS = {
 }
 
 _MOST_CHANGES = 3  # how many changed shards a message names
-_LISTS = "lists"  # the lists of shards themselves, which are not saved in a state
+_LISTS = "lists"  # the examined shards of each list, which are not saved in a state
 
 
 def graph_signature(datapipe: IterDataPipe[Any]) -> list[list[Any]]:
@@ -149,19 +154,50 @@ def _describe(value: Any, depth: int = 5) -> Iterator[str]:
         yield full_name(value)
 
 
+class Listing(NamedTuple):
+    """What is kept of the lists of shards that the sources of graphs gave at one moment."""
+
+    shards: list[list[int]]  # the number of each list's shards, and a checksum of their names
+    examined: list[dict[int, Any]]  # those of its shards whose contents are compared, by number
+    sizes: str | None  # the sample counts that splitters use
+
+    def describe(self) -> Signature:
+        """Returns the signature of the shards, with their contents now."""
+        contents = [[list(content) for content in contents_of(shards)] for shards in self.examined]
+        described = {"shards": self.shards, "contents": contents, _LISTS: self.examined}
+        return described if self.sizes is None else {**described, "index": self.sizes}
+
+
 def describe_shards(*datapipes: Any) -> Signature:
     """Describes the shards that known sources of graphs list now: their number, a checksum of names, and contents."""
+    return list_shards(*datapipes).describe()
+
+
+def list_shards(*datapipes: Any) -> Listing:
+    """Lists the shards of known sources of graphs now."""
     lists = [shards for datapipe in datapipes for shards in _listed(datapipe)]
     pipes = [pipe for datapipe in datapipes for pipe in upstream(datapipe)]
-    reads = any(getattr(type(pipe), "reads_shards", False) for pipe in pipes)
-    contents = [[list(content) for content in contents_of(shards)] if reads else [] for shards in lists]
-    described = {"shards": list(map(_digest, lists)), "contents": contents, _LISTS: lists}
+    reads = any(map(_reads_shards, pipes))
     # The sample counts that splitters use, as far as they are known without contacting a server.
     urls = [[os.fspath(url) for url in shards if isinstance(url, (str, os.PathLike))] for shards in lists]
     known = [pipe.known_counts(shards) for pipe in pipes if said_by(pipe, "known_counts") for shards in urls]
-    if counts := [count for found in known for count in found or ()]:
-        described["index"] = f"{sum(counts):,} samples (checksum {zlib.crc32(repr(counts).encode()):08x})"
-    return described
+    counts = [count for found in known for count in found or ()]
+    index = f"{sum(counts):,} samples (checksum {zlib.crc32(repr(counts).encode()):08x})" if counts else None
+    return Listing(list(map(_digest, lists)), [examined_of(shards) if reads else {} for shards in lists], index)
+
+
+def is_quickly_listed(*datapipes: Any) -> bool:
+    """Returns whether graphs read shards, and describing what they are made from takes little time."""
+    pipes = [pipe for datapipe in datapipes for pipe in upstream(datapipe)]
+    wrapped = [pipe.iterable for pipe in pipes if type(pipe) is IterableWrapper]
+    return any(map(_reads_shards, pipes)) and all(
+        isinstance(items, (list, tuple)) and (len(items) <= _FEW_ITEMS or set(map(type, items)) == {str})
+        for items in wrapped
+    )
+
+
+def _reads_shards(pipe: Any) -> bool:
+    return bool(getattr(type(pipe), "reads_shards", False))
 
 
 def _listed(datapipe: IterDataPipe[Any]) -> list[Sequence[Any]]:
@@ -187,8 +223,9 @@ def _listed(datapipe: IterDataPipe[Any]) -> list[Sequence[Any]]:
 
 def _digest(items: Sequence[Any]) -> list[int]:
     digest = 0
-    for item in items:
-        text = item if isinstance(item, str) else " ".join(_describe(item, 2))
+    for start in range(0, len(items), _FEW_ITEMS):
+        some = items[start : start + _FEW_ITEMS]
+        text = "".join(item if isinstance(item, str) else " ".join(_describe(item, 2)) for item in some)
         digest = zlib.crc32(text.encode("utf-8", "surrogateescape"), digest)
     return [len(items), digest]
 

@@ -98,9 +98,11 @@ def traverse(pipe: DataPipe) -> DataPipeGraph:
     """
     with _traversing:
         try:
-            return _traversed(pipe, frozenset())
+            if isinstance(pipe, (IterDataPipe, MapDataPipe)):
+                return _traversed(pipe, frozenset())
         except Exception:  # noqa: BLE001 - torch's function tries dill too, and says what is wrong
-            return traverse_dps(pipe)
+            pass
+        return traverse_dps(pipe)
 
 
 def _traversed(pipe: DataPipe, path: frozenset[int]) -> DataPipeGraph:

@@ -1,5 +1,6 @@
 """Patterns: braces, globs, folders, lists, and what is wrong with them."""
 
+import itertools
 import os
 import traceback
 from collections.abc import Iterator
@@ -8,11 +9,13 @@ from typing import Any
 
 import fsspec
 import pytest
+from braceexpand import braceexpand
 from fsspec.implementations.memory import MemoryFileSystem
 
 from torchdata_wds.errors import ShardListError, ShardOpenError, WdsError
 from torchdata_wds.storage import list_urls, open_shard
 from torchdata_wds.storage.compression import SHARD_SUFFIXES
+from torchdata_wds.storage.urls import expand_braces
 
 
 @pytest.fixture
@@ -150,6 +153,20 @@ def test_list_urls_gives_the_same_when_names_look_like_shards(folder: Path) -> N
             except WdsError as error:
                 results.append([str(error)])
         assert results[0] == results[1], pattern
+
+
+def test_ranges_of_numbers_expand_as_braceexpand_does() -> None:
+    """Padding, order and steps: the usual pattern is expanded without that package."""
+    ends = ("0", "00", "7", "07", "9", "10", "010", "99", "100", "-1", "-01")
+    for first, last in itertools.product(ends, repeat=2):
+        for pattern in (
+            f"{{{first}..{last}}}",
+            f"a-{{{first}..{last}}}.tar",
+            f"{{{first}..{last}..2}}x",
+            f"{{a,b}}{{{first}..{last}}}",
+        ):
+            if int(first) <= int(last):
+                assert list(expand_braces(pattern)) == list(braceexpand(pattern, escape=False)), pattern
 
 
 def test_list_urls_does_no_work_before_it_is_iterated() -> None:

@@ -30,6 +30,7 @@ _CHAINING = frozenset(
 )
 
 _RANGE = re.compile(r"\{(-?\d+|[A-Za-z])\.\.(-?\d+|[A-Za-z])(\.\.-?\d+)?\}")
+_ONE_RANGE = re.compile(r"([^{}]*)\{([0-9]+)\.\.([0-9]+)\}([^{}]*)")
 _ALMOST_RANGE = re.compile(r"\{[^{},]*\.\.[^{},]*\}")
 _MARKS = frozenset("{*[")
 
@@ -146,15 +147,25 @@ def expand_braces(pattern: str, *, within: str | None = None) -> Iterator[str]:
     if "{" not in pattern and "}" not in pattern:
         yield pattern
         return
+    _check(pattern, within or pattern)
+    if (found := _ONE_RANGE.fullmatch(pattern)) is not None:
+        yield from _numbered(*found.groups())
+        return
     import braceexpand
 
-    _check(pattern, within or pattern)
     try:
         yield from braceexpand.braceexpand(pattern, escape=False)
     except ValueError as error:
         raise _wrong_braces(within or pattern, "its braces are unbalanced") from masked_cause(error)
     except RecursionError:
         raise _wrong_braces(within or pattern, "its braces are nested too deeply") from None
+
+
+def _numbered(before: str, first: str, last: str, after: str) -> Iterator[str]:
+    """Expands one range of numbers, the most common pattern, faster than braceexpand does."""
+    is_padded = any(len(end) > 1 and end[0] == "0" for end in (first, last))
+    width = max(len(first), len(last)) if is_padded else 0
+    return (f"{before}{number:0{width}d}{after}" for number in range(int(first), int(last) + 1))
 
 
 def expand_clear_braces(pattern: str) -> Iterator[str]:

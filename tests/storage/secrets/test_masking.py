@@ -1,8 +1,10 @@
 """What is secret in URLs, commands and messages of libraries is never shown."""
 
 import logging
+import re
 import shlex
 import traceback
+from itertools import product
 
 import pytest
 from hypothesis import example, given, settings
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 from tests.kits.secret_forms import COMMANDS, QUERIES, URLS
 from torchdata_wds.errors import WdsError
 from torchdata_wds.storage import StorageOptions, list_urls, mask_url, open_shard, open_target
+from torchdata_wds.storage.secrets import masking
 from torchdata_wds.storage.secrets.masking import mask_text, without_credentials
 
 # What may stand in a secret, in a URL or in a word of a shell, without being quoted.
@@ -133,3 +136,26 @@ def test_open_shard_shows_no_secret_when_it_fails(url: str, caplog: pytest.LogCa
                 assert secret not in repr(error)
     assert secret not in caplog.text
     assert secret not in repr(options)
+
+
+def test_plain_urls_are_left_alone_without_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of most shards have nowhere to put a secret, whatever words they are made of."""
+    words = (
+        "token",
+        "secret-key",
+        "-p",
+        "--password",
+        "curl",
+        "a.tar",
+        "..",
+        "AKIA0123",
+        "bearer",
+        "sig",
+        "x_password",
+        "",
+    )
+    schemes = ("https", "http", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "hf", "ais")
+    urls = [f"{scheme}://{one}/{two}-{three}" for scheme, one, two, three in product(schemes, words, words, words)]
+    assert [mask_text(url) for url in urls] == [without_credentials(url) for url in urls] == urls
+    monkeypatch.setattr(masking, "_PLAIN_URL", re.compile("(?!)"))
+    assert [mask_text(url) for url in urls[::7]] == [without_credentials(url) for url in urls[::7]] == urls[::7]

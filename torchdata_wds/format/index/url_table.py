@@ -67,6 +67,9 @@ class UrlTable:
             for known in self._by_url:
                 self._by_name.setdefault(shard_name(known), []).append(known)
         entries = self._by_name.get(shard_name(url), [])
+        other = taken.setdefault(entries[0], url) if entries else url
+        if len(entries) == 1 and other == url:
+            return self._by_url[entries[0]]
         shown = mask_url(url)
         if not entries:
             raise ShardListError(
@@ -74,13 +77,10 @@ class UrlTable:
                 "Add it, or leave the shard out of the list",
                 shard=shown,
             )
-        other = taken.setdefault(entries[0], url)
-        if len(entries) > 1 or other != url:
-            among = " and ".join(map(mask_url, entries[:2] if len(entries) > 1 else [other]))
-            article = "an" if self._entry[0] in "aeiou" else "a"
-            raise ShardListError(
-                f"{self._source} has {article} {self._entry} for the base name of shard {shown}, which {among} has "
-                "too: give the whole URLs as they are listed",
-                shard=shown,
-            )
-        return self._by_url[entries[0]]
+        among = " and ".join(map(mask_url, entries[:2] if len(entries) > 1 else [other]))
+        article = "an" if self._entry[0] in "aeiou" else "a"
+        raise ShardListError(
+            f"{self._source} has {article} {self._entry} for the base name of shard {shown}, which {among} has "
+            "too: give the whole URLs as they are listed",
+            shard=shown,
+        )

@@ -66,16 +66,17 @@ class _CountTable:
             url = os.fspath(key) if isinstance(key, (str, os.PathLike)) else None
             if not isinstance(url, str):
                 raise TypeError(f"{source} has {key!r} for a shard, where a URL (str or Path) is expected")
-            shown = mask_url(url)
-            gives = f"{source} gives shard {shown}"
             if not isinstance(count, numbers.Integral) or isinstance(count, bool) or count < 0:
-                raise ShardListError(f"{gives} {count!r} samples; that must be a whole number from 0", shard=shown)
+                raise _wrong_count(source, url, f"{count!r} samples; that must be a whole number from 0")
             if url not in self._counts:
                 self._counts[url] = int(count)
             elif (other := self._counts[url]) != count:
-                raise ShardListError(f"{gives} both {other:,} and {count:,} samples", shard=shown)
+                raise _wrong_count(source, url, f"both {other:,} and {count:,} samples")
         self._numbers = list(self._counts.values())
         self._table = UrlTable(self._counts, source, "number of samples")
+
+    def __deepcopy__(self, memo: object) -> "_CountTable":
+        return self  # nothing changes it
 
     def __repr__(self) -> str:
         return f"<counts of {len(self._counts):,} shards>"
@@ -83,6 +84,10 @@ class _CountTable:
     def of(self, urls: Sequence[str], storage_options: StorageOptions) -> list[int]:  # noqa: ARG002  (one signature)
         """Returns the number of samples of each shard."""
         return [self._numbers[place] for place in self._table.places(urls)]
+
+
+def _wrong_count(source: str, url: str, what: str) -> ShardListError:
+    return ShardListError(f"{source} gives shard {mask_url(url)} {what}", shard=mask_url(url))
 
 
 class _CountFile:

@@ -207,14 +207,13 @@ def share_of(total: int, place: Place, even: Even = None, draw: float = 0.0) -> 
     return [piece for piece in pieces if piece.start < piece.stop]
 
 
-def slices_of(pieces: Sequence[Piece], urls: Sequence[str], counts: Sequence[int]) -> list[ShardSlice]:
+def slices_of(pieces: Sequence[Piece], urls: Sequence[str], counts: Sequence[int]) -> Iterator[ShardSlice]:
     """Turns pieces into slices of shards. Empty shards have one too, so that a reader checks that they are empty."""
     # Counts [3, 0, 4] have the bounds [0, 3, 3, 7]. The piece 2 to 5 is sample 2 of the first shard, nothing of the
     # second and samples 0 and 1 of the third. An empty shard goes to the piece that begins there or spans it: of the
     # pieces 0 to 3 and 3 to 7, to the second. An empty shard at the very end goes to the last piece.
     bounds = [0, *accumulate(counts)]
     total = bounds[-1]
-    slices: list[ShardSlice] = []
     for start, stop, is_padding in pieces:
         shard = bisect_right(bounds, start) - 1
         while shard and bounds[shard - 1] == start:
@@ -224,9 +223,8 @@ def slices_of(pieces: Sequence[Piece], urls: Sequence[str], counts: Sequence[int
             first, last = max(start, begin) - begin, min(stop, end) - begin
             kind = PaddingSlice if is_padding else TailSlice if last == counts[shard] else ShardSlice
             if first < last or not is_padding:
-                slices.append(kind(urls[shard], first, last))
+                yield kind(urls[shard], first, last)
             shard += 1
-    return slices
 
 
 def whole_shards(urls: Sequence[str], place: Place) -> Iterable[ShardSlice]:

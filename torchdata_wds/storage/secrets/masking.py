@@ -52,9 +52,14 @@ _LABEL = r"(?<![\w-])([A-Za-z][\w-]{0,60})['\"]?\s{0,3}:\s{0,3}"
 _LABELLED = rf"(?<=\s)(?:'[^'\n]*'|\"[^\"\n]*\"|[^'\"\n]+)|{_VALUE}"
 _BEARER = r"(?i)\b((?:bearer|basic)\s+)[^\s'\"]+"
 
+# The URLs of most shards: without a blank, quote, "=", "@", "%" or further ":" no pattern finds a secret in them.
+_PLAIN_URL = re.compile(r"(?:https?|s3a?|gs|gcs|az|abfss?|hf|ais)://[A-Za-z0-9_./-]*")
+
 
 def mask_text(text: str) -> str:
     """Masks everything that looks secret in any text: URLs, commands, and messages of libraries that quote them."""
+    if _PLAIN_URL.fullmatch(text):
+        return text
     text = mask_commands(text)
     text = re.sub(_USER_AND_PASSWORD, rf"\1:{MASK}@", text)
     text = re.sub(_SLASH_IN_PASSWORD, rf"\1:{MASK}@", text)
@@ -65,6 +70,8 @@ def mask_text(text: str) -> str:
 
 def without_credentials(url: str) -> str:
     """Removes credentials from a URL or command, but nothing that may distinguish two shards."""
+    if _PLAIN_URL.fullmatch(url):
+        return url
     text = mask_commands(url, users_only=True)
     text = re.sub(r"(?i)(https?://)[^\s/'\"]*@", r"\1", text)
     text = re.sub(_USER_AND_PASSWORD, r"\1@", text)

@@ -72,7 +72,9 @@ def contents_of(shards: Mapping[int, Any]) -> list[ShardContent]:
     return found
 
 
-def describe_changes(shards: Mapping[int, Any], then: Sequence[Sequence[Any]], now: Sequence[Sequence[Any]]) -> list[str]:
+def describe_changes(
+    shards: Mapping[int, Any], then: Sequence[Sequence[Any]], now: Sequence[Sequence[Any]]
+) -> list[str]:
     """Returns the differences between the contents of shards then and now, both as plain lists."""
     before = {old.number: old for old in (ShardContent(*content) for content in then)}
     changes = []

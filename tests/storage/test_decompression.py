@@ -14,13 +14,15 @@ import zlib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import zstandard
 
 from torchdata_wds.errors import ShardFormatError, ShardOpenError
 from torchdata_wds.storage import open_shard, wrap_stream
-from torchdata_wds.storage.decompression import CompressedInput
+from torchdata_wds.storage.byte_streams import ShardSource
+from torchdata_wds.storage.compressed_input import CompressedInput
 
 Pack = Callable[[bytes], bytes]
 
@@ -195,6 +197,59 @@ def test_zstd_reads_frames_of_every_kind() -> None:
     noise = random.randbytes(300_000)
     packed = skippable + plain + skippable + blocks + zstd(noise) + skippable
     assert unpack(packed) == (DATA + DATA * 500 + bytes(1_000_000) + noise, None)
+
+
+def zstd_blocks(contents: list[bytes]) -> list[bytes]:
+    """A frame of one block for each content, cut into blocks; its header is with the first one."""
+    packer = zstandard.ZstdCompressor(level=1, write_checksum=True).compressobj()
+    blocks = [packer.compress(data) + packer.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK) for data in contents]
+    return [*blocks, packer.flush()]
+
+
+def test_zstd_delivers_all_blocks_before_the_error_when_one_is_damaged() -> None:
+    """Small blocks go to the decompressor together only where an error costs no output; the error says where it is."""
+    texts = [b"%d " % number * 300 for number in range(9)]
+    for contents in (texts, [random.randbytes(900) for _ in texts], [*texts[:4], random.randbytes(900), *texts[4:]]):
+        blocks = zstd_blocks(contents)
+        kind = blocks[4][0] >> 1 & 3
+        blocks[4] = bytes([blocks[4][0] | 6]) + blocks[4][1:]  # the reserved kind
+        got, error = unpack(b"".join(blocks), 1)
+        assert got == b"".join(contents[:4])
+        assert f"before byte {sum(map(len, blocks[:4])):,} (compressed): a block of the reserved type" in str(error)
+        if kind == 2:  # sequences that point before the start of the data
+            blocks = zstd_blocks(contents)
+            blocks[4] = blocks[4][:3] + b"\xff" * (len(blocks[4]) - 3)
+            got, error = unpack(b"".join(blocks), 1)
+            assert got == b"".join(contents[:4])
+            assert f"before byte {sum(map(len, blocks[:5])):,} (compressed)" in str(error)
+
+
+class Trickle(io.RawIOBase):
+    """Gives a thousand bytes at a time, and knows how many it gave."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data, self.position = data, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        piece = self.data[self.position : self.position + 1000]
+        buffer[: len(piece)] = piece
+        self.position += len(piece)
+        return len(piece)
+
+
+@pytest.mark.parametrize("packer", [gzip.compress, zstd], ids=["gzip", "zstd"])
+def test_decoders_do_not_wait_for_more_when_they_have_some(packer: Pack) -> None:
+    """A read into a large buffer gives what has come so far, however slow the source is."""
+    data = random.Random(4).randbytes(600_000)
+    trickle, got, buffer = Trickle(packer(data)), b"", memoryview(bytearray(1 << 20))
+    source = ShardSource(trickle, "x.tar")
+    while count := source.readinto(buffer):
+        assert trickle.position - len(got) < 200_000  # a block of 128 KiB, and no second one
+        got += buffer[:count]
+    assert got == data
 
 
 def test_zstd_raises_with_the_extra_when_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:

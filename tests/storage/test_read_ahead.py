@@ -1,16 +1,21 @@
 """Streams that a thread reads ahead: the same bytes and failures, a bounded lead, nothing left open."""
 
+import gzip
 import io
+import random
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+import zstandard
 
 from tests.kits.processes import children, in_child
-from torchdata_wds.errors import ShardOpenError
+from torchdata_wds.errors import ShardFormatError, ShardOpenError
 from torchdata_wds.storage import open_shard
+from torchdata_wds.storage.decompression import Decompression
 from torchdata_wds.storage.read_ahead import ReadAhead, close_all
 
 SECONDS = 20
@@ -103,6 +108,61 @@ def test_ahead_opens_and_reads_before_it_is_asked() -> None:
     wait_until(lambda: tape.position == 5000)
     ahead.close()
     assert tape.closed
+
+
+PACKERS: dict[str, Callable[[bytes], bytes]] = {
+    "gzip": gzip.compress,
+    "zstd": lambda data: zstandard.ZstdCompressor(write_checksum=True).compress(data),
+}
+
+
+@pytest.mark.parametrize("kind", PACKERS)
+def test_ahead_decompresses_in_its_thread(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reader only copies: all decompression has happened, in the other thread, before the reader asks."""
+    data = random.Random(2).randbytes(300_000) + bytes(3_000_000)
+    path = tmp_path / "x.tar"
+    path.write_bytes(PACKERS[kind](data))
+    threads, fill = set(), Decompression.fill
+
+    def noted(self: Decompression, view: memoryview) -> int:
+        threads.add(threading.current_thread().name)
+        return fill(self, view)
+
+    monkeypatch.setattr(Decompression, "fill", noted)
+    ahead = ReadAhead(lambda: (open_shard(path), None))
+    wait_until(lambda: not reader_threads())
+    stream, _ = ahead.opened()
+    with stream:
+        assert stream.read() == data
+    assert threads == {"shard read-ahead"}
+
+
+@pytest.mark.parametrize("kind", PACKERS)
+def test_ahead_raises_behind_the_bytes_before_damage(kind: str, tmp_path: Path) -> None:
+    """A wrong checksum is found by the thread, and raised where the reader comes to it."""
+    data = random.Random(2).randbytes(300_000)
+    packed = bytearray(PACKERS[kind](data))
+    packed[-8 if kind == "gzip" else -1] ^= 1
+    path = tmp_path / "x.tar"
+    path.write_bytes(packed)
+    stream, _ = ReadAhead(lambda: (open_shard(path), None)).opened()
+    with stream:
+        assert stream.read(len(data)) == data
+        for _ in range(2):
+            with pytest.raises(ShardFormatError, match="is damaged"):
+                stream.read(1)
+
+
+@pytest.mark.parametrize("kind", PACKERS)
+def test_ahead_closes_when_a_compressed_shard_is_not_wanted(kind: str, tmp_path: Path) -> None:
+    """Closed in the middle of a shard that would decompress to a gigabyte, it ends with little of it in memory."""
+    path = tmp_path / "x.tar"
+    path.write_bytes(PACKERS[kind](bytes(20_000_000)) * 50)
+    ahead = ReadAhead(lambda: (open_shard(path), None), lead=1 << 20)
+    stream, _ = ahead.opened()
+    assert len(stream.read(3 << 20)) == 3 << 20
+    assert ahead._held <= (1 << 20) + (1 << 18)
+    stream.close()
 
 
 def test_ahead_holds_no_more_than_its_lead() -> None:

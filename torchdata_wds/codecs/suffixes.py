@@ -13,7 +13,7 @@ from typing import Any
 
 from torchdata_wds.codecs.options import DEFAULT_MAX_BYTES, MissingPackageError, import_optional
 from torchdata_wds.storage import open_compressor
-from torchdata_wds.storage.decompression import XZ_MEMORY_LIMIT
+from torchdata_wds.storage.compressed_input import XZ_MEMORY_LIMIT
 
 _FIRST_PIECE = 512
 _NOT_ZERO = re.compile(rb"[^\0]|\Z")

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from torchdata_wds.errors import ShardFormatError, ShardOpenError, WdsError
-from torchdata_wds.storage.decompression import CompressedInput, find_decoder
+from torchdata_wds.storage.compressed_input import CompressedInput
+from torchdata_wds.storage.decompression import Decompression, find_decompression
 from torchdata_wds.storage.meters import GIVEN_STREAMS, Meter
 from torchdata_wds.storage.secrets.masking import mask_text, masked_cause
 from torchdata_wds.storage.urls import mask_url
@@ -102,11 +103,11 @@ class ShardSource(Source):
     def __init__(self, source: io.RawIOBase, shard: str, *, skip: int = 0, plain: bool = False) -> None:
         self.names: list[tuple[str, str]] = []  # other names of the shard for errors, each with why: see `naming`
         self.has_begun = plain  # whether compression has been looked for
-        self.pieces: Iterator[bytes] | None = None  # the decoder's output, if the source is compressed
+        self.decompressed: Decompression | None = None  # the output, if the source is compressed
         self._source = source
         self._shard = shard
         self._skip = skip
-        self._piece = memoryview(b"")
+        self._piece = memoryview(b"")  # the first bytes, if the source is not compressed
         self._position = 0
         self._ended = False
         self._failure: Exception | None = None
@@ -148,16 +149,16 @@ class ShardSource(Source):
         if not self.has_begun:
             self.has_begun = True
             data = CompressedInput(self._source, self._shard)
-            self.pieces = find_decoder(data)
-            if self.pieces is None:
+            self.decompressed = find_decompression(data)
+            if self.decompressed is None:
                 self._piece = memoryview(data.rest())
-        if not self._piece and self.pieces is not None:
-            self._piece = memoryview(next(self.pieces, b""))
-        if self._piece:
+        if self.decompressed is not None:
+            count = self.decompressed.fill(view)
+        elif self._piece:
             count = min(len(view), len(self._piece))
             view[:count], self._piece = self._piece[:count], self._piece[count:]
         else:
-            count = 0 if self.pieces is not None else self._source.readinto(view) or 0
+            count = self._source.readinto(view) or 0
         self._ended = count == 0
         self._position += count
         return count
@@ -172,7 +173,7 @@ class ShardSource(Source):
 
     def _close(self) -> None:
         # An exception refers to the frames that raised it, and so to this object.
-        self._failure = self.pieces = None
+        self._failure = self.decompressed = None
         self._source.close()
 
 
@@ -285,7 +286,7 @@ def stored_version(stream: ByteStream | io.RawIOBase) -> StoredVersion | None:
 def is_decompressed(stream: ByteStream) -> bool:
     """Returns whether a stream decompresses its source; known only after the first read."""
     source = getattr(stream, "raw", None)
-    return isinstance(source, ShardSource) and source.pieces is not None
+    return isinstance(source, ShardSource) and source.decompressed is not None
 
 
 @contextlib.contextmanager

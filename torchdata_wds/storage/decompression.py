@@ -2,138 +2,27 @@
 
 A shard's name plays no part here; `compression` has the suffixes, which count when shards are written or listed.
 
-A decoder is a generator of decompressed pieces. Its input comes in small pieces and its output per step is limited.
-This bounds memory for any input, and delivers what precedes damage before the error: most decompressors drop the
-output of the step that finds damage.
+A decoder is a generator of decompressed pieces, or of the lengths of those that it has put into its input's `target`; 0
+means that the next piece may have to wait for the source. Its input comes in small pieces and its output per step is
+limited. This bounds memory for any input, and delivers what precedes damage before the error: most decompressors drop
+the output of the step that finds damage.
 """
 
 import bz2
-import io
 import lzma
 import zlib
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from torchdata_wds.errors import DOWNLOAD_AGAIN, Advice, ShardFormatError, ShardOpenError
-
-# Small, because zlib copies its unused input at each step.
-_CHUNK = 32 * 1024
-
-# Smaller still at the start of a stream: a decoder copies what follows the end of its stream.
-_FIRST_CHUNK = 512
-
-#: The most memory for an xz stream, in bytes: four times the need of ``xz -9``. A small file can demand 4 GiB.
-XZ_MEMORY_LIMIT = 256 << 20
-
-#: The largest window of a zstd frame, in bytes; also the default limit of the command zstd.
-_ZSTD_MEMORY_LIMIT = 128 << 20
+from torchdata_wds.storage.compressed_input import XZ_MEMORY_LIMIT, CompressedInput
+from torchdata_wds.storage.zstd_frames import SKIPPABLE, decode_zstd
 
 _GZIP, _XZ, _ZSTD = b"\x1f\x8b\x08", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd"
-_SKIPPABLE = tuple(bytes([first]) + b"\x2a\x4d\x18" for first in range(0x50, 0x60))
 
+Pieces = Iterator[bytes] | Iterator[memoryview | int]
 _HEADER_TEXT_LIMIT = 1 << 16
 _HAS_CRC, _HAS_EXTRA, _HAS_NAME, _HAS_COMMENT, _RESERVED = 2, 4, 8, 16, 224
-_RLE_BLOCK, _RESERVED_BLOCK = 1, 3
-
-
-class CompressedInput:
-    """The compressed bytes of a source whose `read(n)` returns up to n bytes, and none only at the verified end."""
-
-    def __init__(self, source: io.RawIOBase, shard: str) -> None:
-        self.shard = shard
-        self.format = "compressed"  # the name of the compression, for messages
-        self.magics: tuple[bytes, ...] = ()  # the first bytes that a stream of this format may have
-        self._source = source
-        self._held = b""
-        self._taken = 0  # bytes of _held already taken: slicing it at each step would copy the rest each time
-        self._fetched = 0
-        self._size = _CHUNK  # of the next piece
-
-    def streams(self) -> Iterator[None]:
-        """Yields at the start of each stream; a complete one may be followed only by more streams and zero padding."""
-        yield
-        while data := self.chunk():
-            rest = data.lstrip(b"\0")
-            if not rest:
-                continue
-            self.give_back(rest)
-            head = self.peek(4)
-            if not any(magic.startswith(head[: len(magic)]) for magic in self.magics):
-                raise self._error(
-                    f"has {head!r} at byte {self._position:,}, after the end of its {self.format} data: expected the "
-                    f"end of the file, zero bytes or more {self.format} data. Was something appended to it?"
-                )
-            yield
-
-    def chunk(self) -> bytes:
-        """Takes some bytes; returns b"" only at the end."""
-        if self._taken == len(self._held):
-            self._held, self._taken = self._fetch(), 0
-        data = self._held[self._taken : self._taken + self._size]
-        self._taken += len(data)
-        self._size = min(2 * self._size, _CHUNK)
-        return data
-
-    def rest(self) -> bytes:
-        """Takes the bytes fetched so far, or fetches some; the caller reads what follows from the source itself."""
-        data = self._held[self._taken :]
-        self._held, self._taken = b"", 0
-        return data or self._fetch()
-
-    def give_back(self, data: bytes) -> None:
-        """Puts back the last bytes taken, which belong to the next stream."""
-        # Usually they are still in _held: of 32,768 bytes 600 were taken and 88 come back, so 512 are taken now. They
-        # are not if the decoder kept them from an earlier chunk, so they go in front of what is held.
-        if len(data) <= self._taken:
-            self._taken -= len(data)
-        else:
-            self._held, self._taken = data + self._held[self._taken :], 0
-        self._size = _FIRST_CHUNK
-
-    def peek(self, size: int) -> bytes:
-        """Returns the next bytes without taking them, fewer only at the end."""
-        if self._taken + size > len(self._held):
-            self._held, self._taken = self._held[self._taken :], 0
-            while len(self._held) < size and (data := self._fetch()):
-                self._held += data
-        return self._held[self._taken : self._taken + size]
-
-    def exactly(self, size: int) -> bytes:
-        """Takes exactly `size` bytes; raises ShardFormatError if the input ends too early."""
-        data = self.peek(size)
-        self._taken += len(data)
-        if len(data) < size:
-            raise self.cut(f"{size - len(data):,} more bytes")
-        return data
-
-    def cut(self, expected: str) -> ShardFormatError:
-        """Returns the error for a stream that ends too early."""
-        ends = f"is cut off: its {self.format} data ends at byte {self._position:,} (compressed)"
-        return self._error(f"{ends}, expected {expected}.", DOWNLOAD_AGAIN)
-
-    def damaged(self, found: object) -> ShardFormatError:
-        """Returns the error for data that does not decompress or fails its checksum."""
-        if "Memory usage limit" in str(found):
-            return self._error(
-                f"takes more than {XZ_MEMORY_LIMIT >> 20} MiB of memory to decompress: its xz dictionary is larger. "
-                "Compress it again with a preset of xz, or read it through 'pipe:xz -dc PATH'."
-            )
-        wrong = f"is damaged: its {self.format} data is wrong before byte {self._position:,} (compressed)"
-        return self._error(f"{wrong}: {found}.", DOWNLOAD_AGAIN)
-
-    def _error(self, what: str, advice: Advice | str = "") -> ShardFormatError:
-        return ShardFormatError(f"shard {self.shard} {what}", shard=self.shard, advice=advice, kind="compression")
-
-    @property
-    def _position(self) -> int:
-        """The number of compressed bytes that the decoder has taken."""
-        return self._fetched - len(self._held) + self._taken
-
-    def _fetch(self) -> bytes:
-        data = self._source.read(_CHUNK) or b""
-        self._fetched += len(data)
-        return data
 
 
 def _decode_one(data: CompressedInput, decompressor: Any, step: int, errors: Any) -> Iterator[bytes]:
@@ -141,7 +30,7 @@ def _decode_one(data: CompressedInput, decompressor: Any, step: int, errors: Any
     while not decompressor.eof:
         # A step returns at most `step` bytes, because 32 KiB of gzip can hold 32 MiB. While more output of the same
         # input is waiting, needs_input is False, and the decompressor is called with b"".
-        chunk = b""
+        chunk: bytes | memoryview = b""
         if decompressor.needs_input and not (chunk := data.chunk()):
             raise data.cut(f"more {data.format} data")
         try:
@@ -205,73 +94,21 @@ class _ZlibDecompressor:
         self._zlib = zlib.decompressobj(-zlib.MAX_WBITS)
         self.eof, self.needs_input, self.unused_data = False, True, b""
 
-    def decompress(self, chunk: bytes, max_length: int) -> bytes:
-        piece = self._zlib.decompress(self._zlib.unconsumed_tail + chunk, max_length)
+    def decompress(self, chunk: bytes | memoryview, max_length: int) -> bytes:
+        piece = self._zlib.decompress(b"".join((self._zlib.unconsumed_tail, chunk)), max_length)
         # After a full step zlib may still hold output, even if it has consumed all of its input.
         self.needs_input = len(piece) < max_length and not self._zlib.unconsumed_tail
         self.eof, self.unused_data = self._zlib.eof, self._zlib.unused_data
         return piece
 
 
-def _decode_zstd(data: CompressedInput) -> Iterator[bytes]:
-    """Feeds frames to zstd block by block: this detects a cut, and bounds the output of a step to 128 KiB."""
-    try:
-        import zstandard
-    except ImportError as error:
-        raise ShardOpenError(
-            f"shard {data.shard} is compressed with zstd, and the package zstandard is not installed: "
-            "pip install 'torchdata_wds[zstd]'",
-            shard=data.shard,
-        ) from error
-    decompressor = zstandard.ZstdDecompressor(max_window_size=_ZSTD_MEMORY_LIMIT)
-    for _ in data.streams():
-        if data.peek(4) in _SKIPPABLE:
-            data.exactly(4)
-            size = int.from_bytes(data.exactly(4), "little")
-            while size:
-                size -= len(data.exactly(min(size, 4096)))
-            continue
-        decompress = decompressor.decompressobj().decompress
-        try:
-            for part in _zstd_parts(data):
-                if piece := decompress(part):
-                    yield piece
-        except zstandard.ZstdError as error:
-            raise data.damaged(error) from error
-
-
-def _zstd_parts(data: CompressedInput) -> Iterator[bytes]:
-    """Yields the header of a frame, each block with its own header, and the checksum."""
-    start = data.exactly(5)
-    # RFC 8878, 3.1.1: the descriptor's bits say how long the other fields are. 0x24 is a single segment (bit 5) with a
-    # checksum (bit 2) and a content size of one byte (bits 7-6 are 0), so one byte is left of its header.
-    descriptor = start[4]
-    single_segment = descriptor >> 5 & 1
-    window = 0 if single_segment else 1
-    dictionary = (0, 1, 2, 4)[descriptor & 3]
-    content = (single_segment, 2, 4, 8)[descriptor >> 6]
-    yield start + data.exactly(window + dictionary + content)
-    is_last = False
-    while not is_last:
-        head = data.peek(3)
-        if len(head) < 3:
-            data.exactly(3)
-        bits = int.from_bytes(head, "little")
-        is_last, kind, size = bool(bits & 1), bits >> 1 & 3, bits >> 3
-        if kind == _RESERVED_BLOCK:
-            raise data.damaged("a block of the reserved type")
-        yield data.exactly(3 + (1 if kind == _RLE_BLOCK else size))
-    if descriptor & 4:
-        yield data.exactly(4)
-
-
 # bzip2's include the magic number of the first block: a tar whose first member is "BZh9.jpg" is not compressed.
 _BZIP2 = tuple(b"BZh%d" % level + block for level in range(1, 10) for block in (b"1AY&SY", b"\x17rE8P\x90"))
 _new_xz = partial(lzma.LZMADecompressor, lzma.FORMAT_XZ, memlimit=XZ_MEMORY_LIMIT)
-_FORMATS: tuple[tuple[str, tuple[bytes, ...], Callable[[CompressedInput], Iterator[bytes]]], ...] = (
+_FORMATS: tuple[tuple[str, tuple[bytes, ...], Callable[[CompressedInput], Pieces]], ...] = (
     ("gzip", (_GZIP,), _decode_gzip),
     ("xz", (_XZ,), partial(_decode, new=_new_xz)),
-    ("zstd", (_ZSTD, *_SKIPPABLE), _decode_zstd),
+    ("zstd", (_ZSTD, *SKIPPABLE), decode_zstd),
     ("bzip2", _BZIP2, partial(_decode, new=bz2.BZ2Decompressor)),
 )
 _MAGICS = {magic: found for found in _FORMATS for magic in found[1]}
@@ -280,8 +117,8 @@ _MAGICS = {magic: found for found in _FORMATS for magic in found[1]}
 HEAD_SIZE = max(map(len, _MAGICS))
 
 
-def find_decoder(data: CompressedInput) -> Iterator[bytes] | None:
-    """Returns the decoder for the data that begins here; None if it is not compressed.
+def find_decompression(data: CompressedInput) -> "Decompression | None":
+    """Returns the decompression of the data that begins here; None if it is not compressed.
 
     Peeks at as few bytes as possible: a slow command may not have written more yet.
     """
@@ -295,8 +132,49 @@ def find_decoder(data: CompressedInput) -> Iterator[bytes] | None:
             raise data.cut("the rest of its header")
         if len(candidates[0]) == size:
             data.format, data.magics, decode = _MAGICS[head]
-            return decode(data)
+            return Decompression(data, decode(data))
     return None
+
+
+class Decompression:
+    """Fills buffers from the pieces of a decoder."""
+
+    def __init__(self, data: CompressedInput, pieces: Pieces) -> None:
+        self._data = data
+        self._pieces = pieces
+        self._piece = memoryview(b"")  # the part of the last piece that is not delivered yet
+
+    def fill(self, view: memoryview) -> int:
+        """Fills a buffer as far as that needs no waiting for the source, with at least one byte before the end."""
+        filled = 0
+        try:
+            while filled < len(view):
+                if not self._piece:
+                    if filled and not self._data.held:  # the next piece may have to wait
+                        break
+                    self._data.target = view[filled:]
+                    piece = next(self._pieces, None)
+                    if piece is None or (filled and piece == 0):
+                        break
+                    if isinstance(piece, int):
+                        filled += piece
+                        continue
+                    self._piece = memoryview(piece)
+                count = min(len(view) - filled, len(self._piece))
+                view[filled : filled + count], self._piece = self._piece[:count], self._piece[count:]
+                filled += count
+        except Exception as error:
+            if not filled:
+                raise
+            self._pieces = _failing(error)  # raised after what precedes it
+        finally:
+            self._data.target = memoryview(b"")
+        return filled
+
+
+def _failing(error: Exception) -> Iterator[bytes]:
+    raise error
+    yield b""
 
 
 def may_be_compressed(head: bytes) -> bool:

@@ -14,7 +14,7 @@ from torchdata_wds.pipes.chain_text import is_inner, sources_of, written
 from torchdata_wds.pipes.running import HOOK, is_border, pipe_of_hook
 
 _STORAGE = "torchdata_wds.storage."
-_DECODING = "torchdata_wds.storage.decompression"
+_DECODING = ("torchdata_wds.storage.decompression", "torchdata_wds.storage.zstd_frames")
 _SENDING = ("torchdata_wds.workers.processes.messages", "torchdata_wds.workers.ray.item_groups")
 _WAITING = "torchdata_wds.workers.stream_pool"
 _OURS = "torchdata_wds.pipes."
@@ -120,7 +120,7 @@ def _new_role(frame: FrameType) -> int:
     is_function = bool(frame.f_code.co_flags & inspect.CO_OPTIMIZED)
     if is_border(frame) or module == _WAITING:  # what waits for workers does nothing itself
         return _BORDER
-    if module == _DECODING:  # works, although reading is what it was called for
+    if module in _DECODING:  # works, although reading is what it was called for
         return _DECODES
     if module.startswith(_STORAGE):
         return _READS

@@ -111,9 +111,9 @@ def find_peers(*names: str) -> tuple[dict[str, Callable[[Shards], Epoch]], dict[
 
 
 def raw_limit(shards: Shards) -> tuple[str, Callable[[], Run]]:
-    """Reading the bytes and doing nothing with them, in the faster of two block sizes; for .gz, decompressing them."""
-    if shards.gzipped:
-        name, open_file = _gunzip()
+    """Reading the bytes and doing nothing with them, in the faster of two block sizes, or decompressing them."""
+    if shards.compression:
+        name, open_file = _gunzip() if shards.compression == "gz" else _unzstd()
         return name, lambda: _raw_run(shards, open_file, MIB)
     best = min((MIB, 4 * MIB), key=lambda block: min(_raw_run(shards, _open_raw, block).seconds for _ in range(3)))
     return f"raw read, {best // MIB} MiB blocks", lambda: _raw_run(shards, _open_raw, best)
@@ -129,6 +129,10 @@ def _gunzip() -> tuple[str, Callable[[Path], Any]]:
     except ImportError:
         return "gunzip (zlib)", importlib.import_module("gzip").open
     return "gunzip (isal)", igzip.open
+
+
+def _unzstd() -> tuple[str, Callable[[Path], Any]]:
+    return "zstandard", importlib.import_module("zstandard").open
 
 
 def _raw_run(shards: Shards, open_file: Callable[[Path], Any], block: int) -> Run:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import gzip
+import importlib
 import io
 import json
 import os
@@ -19,7 +20,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import IO, NamedTuple, cast
+from typing import IO, Any, NamedTuple, cast
 
 import numpy as np
 from PIL import Image
@@ -44,7 +45,7 @@ class Kind(NamedTuple):
         samples: How many samples in each.
         quick: How many samples in each with `--quick`.
         pax: Whether every member has a PAX header with its time in fractions, as webdataset's TarWriter writes it.
-        gzipped: Whether the shards are compressed.
+        compression: "gz", "zst" or none.
     """
 
     fields: Callable[[int], Fields]
@@ -52,7 +53,7 @@ class Kind(NamedTuple):
     samples: int
     quick: int
     pax: bool = False
-    gzipped: bool = False
+    compression: str = ""
 
 
 class Shards(NamedTuple):
@@ -75,9 +76,9 @@ class Shards(NamedTuple):
         return str(self.paths[0].with_name(name))
 
     @property
-    def gzipped(self) -> bool:
-        """Whether they are compressed."""
-        return self.paths[0].suffix == ".gz"
+    def compression(self) -> str:
+        """How they are compressed: "gz", "zst" or not at all."""
+        return self.paths[0].suffix[1:].removeprefix("tar")
 
 
 def text_fields(number: int) -> Fields:
@@ -120,7 +121,8 @@ def photo_fields(number: int) -> Fields:
 KINDS = {
     "text": Kind(text_fields, 4, 10_000, 60),
     "text, pax": Kind(text_fields, 4, 10_000, 60, pax=True),
-    "text.tar.gz": Kind(text_fields, 4, 10_000, 60, gzipped=True),
+    "text.tar.gz": Kind(text_fields, 4, 10_000, 60, compression="gz"),
+    "text.tar.zst": Kind(text_fields, 4, 10_000, 60, compression="zst"),
     "images": Kind(image_fields, 4, 500, 10),
     "big": Kind(big_fields, 2, 200, 5),
     "1 GB": Kind(middling_fields, 1, 10_000, 500),
@@ -134,8 +136,8 @@ def make_shards(name: str, folder: Path, *, quick: bool) -> Shards:
     """Makes the shards of a kind in a folder, or finds them there."""
     kind = KINDS[name]
     samples = kind.quick if quick else kind.samples
-    suffix = ".tar.gz" if kind.gzipped else ".tar"
-    stem = re.sub(r"\W+", "-", name.removesuffix(".tar.gz"))
+    suffix = f".tar.{kind.compression}".rstrip(".")
+    stem = re.sub(r"\W+", "-", name.removesuffix(suffix))
     paths = [folder / f"{stem}-{samples}" / f"{stem}-{number:06d}{suffix}" for number in range(kind.shards)]
     for number, path in enumerate(paths):
         if not path.exists():
@@ -157,9 +159,11 @@ def write_whole(path: Path, write: Callable[[IO[bytes]], None]) -> None:
 
 
 def _write(kind: Kind, numbers: range, file: IO[bytes]) -> None:
-    if kind.gzipped:
+    if kind.compression == "gz":
         with gzip.GzipFile("", "wb", 6, file, mtime=0) as compressed:
             compressed.writelines(_blocks(kind, numbers))
+    elif kind.compression == "zst":
+        file.write(_zstandard().ZstdCompressor(3, write_checksum=True).compress(b"".join(_blocks(kind, numbers))))
     else:
         file.writelines(_blocks(kind, numbers))
 
@@ -177,10 +181,16 @@ def _blocks(kind: Kind, numbers: range) -> Iterator[bytes]:
     yield bytes(2 * tarfile.BLOCKSIZE)
 
 
+def _zstandard() -> Any:
+    return importlib.import_module("zstandard")
+
+
 def _uncompressed_size(path: Path) -> int:
-    if path.suffix != ".gz":
+    if path.suffix not in (".gz", ".zst"):
         return path.stat().st_size
     with path.open("rb") as file:
+        if path.suffix == ".zst":
+            return int(_zstandard().frame_content_size(file.read(32)))
         file.seek(-4, os.SEEK_END)
         return int.from_bytes(file.read(), "little")
 

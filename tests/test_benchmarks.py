@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
-TEXT = ("text", "text, pax", "text.tar.gz")
+TEXT = ("text", "text, pax", "text.tar.gz", "text.tar.zst")
 LOADERS = ("ours: WdsLoader", "ours: service", "DataLoader")
 
 pytestmark = pytest.mark.slow
@@ -59,7 +59,7 @@ def test_read_compares_every_kind_of_shards(shards: Path, tmp_path: Path) -> Non
     for kind in (*TEXT, "images", "big"):
         names = {contender for row_kind, contender in rows(content) if row_kind == kind}
         assert {"ours", "webdataset", "torchdata"} <= names
-        assert sum(name.startswith(("raw read", "gunzip")) for name in names) == 1
+        assert sum(name.startswith(("raw read", "gunzip", "zstandard")) for name in names) == 1
         assert ("litdata" in names) is ("litdata" not in content["left_out"])
 
 

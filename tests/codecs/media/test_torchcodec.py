@@ -4,6 +4,7 @@ torchcodec loads FFmpeg's libraries by their usual names. Where they are not ins
 with those that PyAV bundles.
 """
 
+import functools
 import importlib.util
 import os
 import re
@@ -30,22 +31,30 @@ from torchdata_wds.errors import DecodingError
 VIDEO, AUDIO = torch_video(backend="torchcodec"), torch_audio(backend="torchcodec")
 
 
+@functools.cache
 def loads() -> bool:
-    """Whether torchcodec is installed, and finds FFmpeg."""
+    """Whether torchcodec is installed and finds FFmpeg; it takes time, so only the process that runs tests looks."""
     try:
         return hasattr(backend.import_torchcodec(), "decoders")
     except MissingPackageError:
         return False
 
 
-LOADS = loads()
-needs_torchcodec = pytest.mark.skipif(not LOADS, reason="torchcodec is not installed, or finds no FFmpeg")
+@pytest.fixture
+def _torchcodec() -> None:
+    """Skips a test where torchcodec does not load."""
+    if not loads():
+        pytest.skip("torchcodec is not installed, or finds no FFmpeg")
+
+
+needs_torchcodec = pytest.mark.usefixtures("_torchcodec")
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(LOADS or importlib.util.find_spec("torchcodec") is None, reason="torchcodec loads, or is missing")
 def test_backend_passes_its_tests_when_it_finds_ffmpeg(tmp_path: Path) -> None:
     """With links of the usual names to PyAV's libraries."""
+    if loads() or importlib.util.find_spec("torchcodec") is None:
+        pytest.skip("torchcodec loads, or is not installed")
     bundled = [*Path(av.__file__).parents[1].glob("av.libs/*.so*")]
     if not bundled:
         pytest.skip("PyAV is built without FFmpeg of its own")

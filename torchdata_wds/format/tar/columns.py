@@ -33,7 +33,6 @@ _JOINS = [
     (_BITS[6], _BITS[16], np.uint64(0x00000FFF00000FFF)),
     (_BITS[12], _BITS[32], np.uint64(0xFFFFFF)),
 ]
-_ONES, _HIGHEST = _repeated(1), _repeated(0x80)
 
 
 def _octal(digits: Array) -> Array:
@@ -43,54 +42,40 @@ def _octal(digits: Array) -> Array:
     return digits
 
 
-def sizes_of(heads: Array) -> tuple[Array, Array]:
-    """Reads the sizes in headers: eleven octal digits, and a NUL or blank; also returns which are just that.
+def sizes_of(heads: Array, used: Array) -> tuple[Array, Array]:
+    """Reads the sizes in headers: eleven octal digits, and a NUL or blank; also returns which headers are sound.
+
+    A sound one has such a size and a right checksum: six octal digits and two NULs or blanks.
 
     Args:
         heads: The headers, an array of shape (number, 64) and dtype ``<u8``.
+        used: The bits that are set in any of them, an array of 64 words.
 
     Returns:
         The sizes in bytes, int64, and an array of bool.
     """
     high, low = heads[:, _SIZE] ^ _ZEROS, heads[:, _SIZE + 1] ^ _SIZE_ZEROS
-    is_sound: Array = ((high & _HIGH_WRONG) | (low & _LOW_WRONG)) == 0
-    low &= _SEVEN
-    sizes = _octal(high >> _BITS[32]) << _BITS[9] | _octal(low) >> _BITS[3]
+    field = heads[:, _SUM] >> _BITS[32] | heads[:, _SUM + 1] << _BITS[32]
+    stored = field ^ _SUM_ZEROS
+    is_sound: Array = (high & _HIGH_WRONG | low & _LOW_WRONG | stored & _SUM_WRONG) == 0
+    numbers = _octal(np.stack((high >> _BITS[32], low & _SEVEN, stored & _SIX)))
+    is_sound &= numbers[2] >> _BITS[6] == _byte_sums(heads, used, field)
+    sizes = numbers[0] << _BITS[9] | numbers[1] >> _BITS[3]
     return sizes.astype(np.int64), is_sound
 
 
-def right_sums(heads: Array, used: Array) -> Array:
-    """Returns which headers have a right checksum: six octal digits and two NULs or blanks.
-
-    `used` has the bits that are set in any of the headers, an array of 64 words.
-    """
-    lanes = np.add.reduce(_byte_sums(heads.take(np.flatnonzero(used), axis=1)), axis=1)
-    field = heads[:, _SUM] >> _BITS[32] | heads[:, _SUM + 1] << _BITS[32]
-    lanes -= _byte_sums(field)  # which counts as eight blanks; no lane borrows, as it holds these and others
+def _byte_sums(heads: Array, used: Array, field: Array) -> Array:
+    """Sums the bytes of each header; the eight of the checksum's field count as blanks."""
+    lanes: Array = np.add.reduce(_byte_pairs(heads.take(used.nonzero()[0], axis=1)), axis=1)
+    lanes -= _byte_pairs(field)  # no lane borrows, as it holds these and others
     pairs = (lanes & _LOW_HALF) + (lanes >> _BITS[16] & _LOW_HALF)
-    total = (pairs & _FOUR) + (pairs >> _BITS[32]) + _BLANKS
-    digits = field ^ _SUM_ZEROS
-    is_right: Array = (digits & _SUM_WRONG) == 0
-    is_right &= _octal(digits & _SIX) >> _BITS[6] == total
-    return is_right
+    sums: Array = (pairs & _FOUR) + (pairs >> _BITS[32]) + _BLANKS
+    return sums
 
 
-def _byte_sums(words: Array) -> Array:
+def _byte_pairs(words: Array) -> Array:
     """Returns sums of two bytes of each word, in four lanes of 16 bits."""
     lanes = words >> _BITS[8]
     lanes &= _EVEN
     lanes += words & _EVEN
     return lanes
-
-
-def has_gap(words: Array) -> bool:
-    """Returns whether anything stands after a NUL in a row of words."""
-    zeros = words - _ONES
-    zeros &= ~words
-    zeros &= _HIGHEST  # its lowest bit is in the first byte that is 0
-    first = zeros & (~zeros + _BITS[1])
-    first >>= _BITS[7]
-    first -= _BITS[1]  # the bytes before that one; all, if there is none
-    if (words & ~first).any():
-        return True
-    return words.shape[1] > 1 and bool(((zeros[:, :-1] != 0) & (words[:, 1:] != 0)).any())

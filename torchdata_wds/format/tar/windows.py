@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from torchdata_wds.format.tar import headers
-from torchdata_wds.format.tar.columns import Array, has_gap, right_sums, sizes_of
+from torchdata_wds.format.tar.columns import Array, sizes_of
 from torchdata_wds.format.tar.headers import BLOCK, HeaderError, full_name, text
 
 PLAIN_FILE = ord("0")
@@ -34,63 +34,58 @@ class Window:
     ends: Sequence[int] = ()
     nexts: Sequence[int] = ()
     names: Sequence[str] = ()
-
-    def __post_init__(self) -> None:
-        # Rows not directly followed by the next row: something else lies between, or a tar inside the member.
-        self._breaks: list[int] = []
-        if self.nexts[:-1] != self.begins[1:]:
-            self._breaks = [row for row, begin in enumerate(self.begins[1:]) if begin != self.nexts[row]]
-        self._breaks.append(len(self.begins) - 1)
+    lasts: Sequence[int] = ()  # the rows that the next one does not follow directly, but something else or an inner tar
 
     def run_at(self, position: int) -> tuple[int, int]:
         """Finds the adjacent members from a position on, where an entry must begin: first row and end."""
         first = bisect_left(self.begins, position)
         if first == len(self.begins) or self.begins[first] != position:
             return 0, 0
-        return first, self._breaks[bisect_left(self._breaks, first)] + 1
+        return first, self.lasts[bisect_left(self.lasts, first)] + 1
 
 
 def find_members(data: bytes) -> Window:
     """Finds the members that lie whole in a window, which begins at an entry, and those of tars inside them."""
     blocks = len(data) // BLOCK
     magics: Array = np.ndarray((blocks,), "<u4", data, 257, (BLOCK,)) if blocks else np.zeros(0)
-    rows = np.flatnonzero(magics == _MAGIC)
+    rows = (magics == _MAGIC).nonzero()[0]
     if not len(rows):
         return Window(data)
     words: Array = np.frombuffer(data, "<u8", blocks * _WORDS).reshape(blocks, _WORDS)
     heads: Array = words.take(rows, axis=0)
     used: Array = np.bitwise_or.reduce(heads, axis=0)  # most words of a header are zero in all rows
-    sizes, is_sound = sizes_of(heads)
-    is_sound &= right_sums(heads, used)
+    sizes, is_sound = sizes_of(heads, used)
     begins = rows * BLOCK
     starts = begins + BLOCK
     ends = starts + sizes
-    nexts = ends + -sizes % BLOCK
+    nexts = ends + (-sizes & BLOCK - 1)
     is_sound &= nexts <= blocks * BLOCK
     kinds = heads.view(np.uint8)[:, 156]
     is_file = is_sound & (kinds == PLAIN_FILE)
-    tails: Iterable[tuple[int, ...]] = ()
+    tails: list[tuple[int, ...]] = []
     if not is_file.all():
         is_extended = is_sound & (kinds > PLAIN_FILE)
         if is_extended.any():
             begins = _pass_dates(words, (begins, sizes, nexts), kinds == _PAX, is_file, is_extended)
-            tails = zip(*(column[is_extended].tolist() for column in (begins, starts, ends, nexts, kinds)), strict=True)
-        files = np.flatnonzero(is_file)
+            columns = (begins, starts, ends, nexts, kinds)
+            tails = list(zip(*(column[is_extended].tolist() for column in columns), strict=True))
+        files = is_file.nonzero()[0]
         begins, starts, ends, nexts = (column[files] for column in (begins, starts, ends, nexts))
         heads = heads.take(files, axis=0)
-    columns = [column.tolist() for column in (begins, starts, ends, nexts)]
-    names = _names(heads, used)
-    _extend(data, columns[0], names, tails)
-    if "/\n" in "\n".join([*names, ""]):  # a folder, or a reason for a closer look
+    names, have_folders = _names(heads, used)
+    if tails:
+        _extend(data, begins, names, tails)
+    if tails or have_folders:
         kept = [row for row, name in enumerate(names) if not name.endswith("/")]
-        columns = [[column[row] for row in kept] for column in columns]
+        begins, starts, ends, nexts = (column[kept] for column in (begins, starts, ends, nexts))
         names = [names[row] for row in kept]
-    return Window(data, columns[0], columns[1], columns[2], columns[3], names)
+    lasts = [*(nexts[:-1] != begins[1:]).nonzero()[0].tolist(), len(names) - 1]
+    return Window(data, begins.tolist(), starts.tolist(), ends.tolist(), nexts.tolist(), names, lasts)
 
 
-_DATE = np.frombuffer(b" time=", np.uint8)
 _DATE_HEAD = np.arange(9)  # two digits, a blank, a letter, "time="
-_DATES = np.frombuffer(b"mac", np.uint8)  # of the content, the last access and the inode
+_REST, _DATE = [2, 4, 5, 6, 7, 8], np.frombuffer(b" time=", np.uint8)[:, None]
+_MODIFIED, _ACCESSED, _CHANGED = b"mac"
 _NEWLINE, _ZERO = ord("\n"), np.uint8(ord("0"))
 
 
@@ -124,8 +119,9 @@ def _are_dates(records: Array, sizes: Array) -> Array:
     while len(rows):
         head = records[rows[:, None], np.minimum(positions[rows, None] + _DATE_HEAD, BLOCK - 1)].T
         tens, ones = head[0] - _ZERO, head[1] - _ZERO  # below "0" they wrap to large numbers
-        is_date = (tens - np.uint8(1) < 9) & (ones < 10) & np.isin(head[3], _DATES)
-        is_date &= (head[[2, 4, 5, 6, 7, 8]] == _DATE[:, None]).all(axis=0)
+        is_date = (tens - np.uint8(1) < 9) & (ones < 10)
+        is_date &= (head[3] == _MODIFIED) | (head[3] == _ACCESSED) | (head[3] == _CHANGED)
+        is_date &= (head[_REST] == _DATE).all(axis=0)
         ends = positions[rows] + tens * np.int64(10) + ones
         is_date &= (ends <= sizes[rows]) & (records[rows, np.minimum(ends, BLOCK) - 1] == _NEWLINE)
         are_dates[rows], positions[rows] = is_date, ends
@@ -135,28 +131,34 @@ def _are_dates(records: Array, sizes: Array) -> Array:
 
 _NAME = 12  # words of the name; its last four bytes are in another word
 _PREFIX, _PREFIX_BIT = 345 // 8, 8 * (345 % 8)
+_LINE_END = ord("\n") << 56  # after seven NULs, so that a NUL comes before each
 
 
-def _names(heads: Array, used: Array) -> list[str]:
-    """Returns the names of members; `used` has the bits that are set in any row."""
-    if not len(heads):
-        return []
-    filled = np.flatnonzero(used[:_NAME])
+def _names(heads: Array, used: Array) -> tuple[list[str], bool]:
+    """Returns the names of members, and whether some may be those of folders; `used` has the bits set in any row."""
+    filled = used[:_NAME].nonzero()[0]
     width = int(filled[-1]) + 1 if len(filled) else 0
     lines = np.empty((len(heads), width + 1), "<u8")
     lines[:, :width] = heads[:, :width]
-    lines[:, width] = _NEWLINE
-    names = text(lines.tobytes().translate(None, b"\0")[:-1]).split("\n")
+    lines[:, width] = _LINE_END
+    joined = text(lines.tobytes().translate(None, b"\0"))
+    names = joined.split("\n")
+    names.pop()
+    are_zeros = lines.view(np.uint8).ravel() == 0
+    # A NUL comes before something else once in each line, before its end; more often if a name goes on after a NUL.
+    is_sound = np.count_nonzero(are_zeros[:-1] > are_zeros[1:]) == len(names) == len(heads)
     octets = heads.view(np.uint8)
-    if len(names) != len(heads) or int(used[_NAME]) & 0xFFFFFFFF or has_gap(lines[:, :width]):
+    if not is_sound or int(used[_NAME]) & 0xFFFFFFFF:
         names = [text(line.tobytes().partition(b"\0")[0]) for line in octets[:, :100]]
+        joined = ""
     if int(used[_PREFIX]) >> _PREFIX_BIT & 0xFF:
-        for row in np.flatnonzero(octets[:, 345]).tolist():
+        for row in octets[:, 345].nonzero()[0].tolist():
             names[row] = text(full_name(octets[row].tobytes()))
-    return names
+        joined = ""
+    return names, not joined or "/\n" in joined
 
 
-def _extend(data: bytes, begins: list[int], names: list[str], extended: Iterable[tuple[int, ...]]) -> None:
+def _extend(data: bytes, begins: Array, names: list[str], extended: Iterable[tuple[int, ...]]) -> None:
     """Lets members begin with the extended headers right before them, and have the names that those give."""
     # A member keeps its own begin if its header says more, or if it has several: no walk over the entries comes to it.
     before: dict[int, tuple[int, dict[str, bytes]]] = {}  # where the next header lies: the entry's begin and records
@@ -164,7 +166,7 @@ def _extend(data: bytes, begins: list[int], names: list[str], extended: Iterable
         records = _read_records(kind, data[start:behind], end - start)
         if before.pop(begin, None) is None and records is not None:
             before[behind] = begin, records
-    for row, begin in enumerate(begins if before else ()):
+    for row, begin in enumerate(begins.tolist() if before else ()):
         if begin in before:
             begins[row], own = before[begin]
             names[row] = text(own["path"]) if own.get("path") else names[row]

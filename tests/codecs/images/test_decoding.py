@@ -12,6 +12,7 @@ import pytest
 import torch
 import webdataset.autodecode
 from PIL import Image
+from PIL.ImageFilter import GaussianBlur
 
 from tests.kits.shards import image_file, jpeg_bytes
 from torchdata_wds.codecs import IMAGE_FIELDS, IMAGE_SPECS, Decoder, image_decoder
@@ -291,12 +292,38 @@ def test_max_size_changes_nothing_when_the_image_is_small_and_works_with_any_spe
 
 @pytest.mark.usefixtures("jpegs_by")
 def test_max_size_is_close_to_full_decoding_when_jpeg() -> None:
-    """The quick way for JPEG gives nearly the pixels of decoding all and reducing then."""
+    """The quick way for JPEG gives nearly the pixels of decoding all and reducing then, in smooth images and others."""
     for size, max_size in itertools.product([(640, 480), (1024, 512), (517, 389)], [32, 100, 256]):
-        data = image_file(smooth(size), "JPEG", quality=95)
-        value = image_decoder("rgb8", max_size=max_size)(".jpg", data)
-        full = Image.open(io.BytesIO(data)).resize(value.shape[1::-1], Image.Resampling.LANCZOS)
-        assert np.abs(value.astype(int) - np.asarray(full)).max() <= 6
+        for image, worst, average in ((smooth(size), 6, 1), (picture(size=size).filter(GaussianBlur(1)), 60, 6)):
+            data = image_file(image, "JPEG", quality=95)
+            value = image_decoder("rgb8", max_size=max_size)(".jpg", data)
+            full = Image.open(io.BytesIO(data)).resize(value.shape[1::-1], Image.Resampling.BICUBIC)
+            difference = np.abs(value.astype(int) - np.asarray(full))
+            assert difference.max() <= worst
+            assert difference.mean() <= average
+
+
+@pytest.mark.usefixtures("jpegs_by")
+def test_max_size_is_pillows_bicubic_filter_when_nothing_is_decoded_at_a_fraction() -> None:
+    """Up to the rounding of one level, for every mode; the colours of transparent pixels are left out."""
+    for mode, spec in (("L", "l8"), ("RGB", "rgb8"), ("RGBA", "rgba8")):
+        image = picture(mode, (90, 70))
+        value = image_decoder(spec, max_size=40).decode(image_file(image))
+        expected = np.asarray(image.resize(value.shape[1::-1], Image.Resampling.BICUBIC)).astype(int)
+        seen = value[..., 3:] > 40 if mode == "RGBA" else True
+        assert (np.abs(value - expected) * seen).max() <= (4 if mode == "RGBA" else 1)
+
+
+@pytest.mark.usefixtures("jpegs_by")
+def test_max_size_gives_pil_images_the_pixels_of_arrays() -> None:
+    """They keep what Pillow found in the file besides."""
+    for form, (spec, array) in itertools.product(
+        ["JPEG", "PNG"], [("pil", "rgb8"), ("pill", "l8"), ("pilrgba", "rgba8")]
+    ):
+        data = image_file(picture(size=(90, 70)), form, dpi=(72, 72))
+        image = image_decoder(spec, max_size=40).decode(data)
+        assert np.array_equal(np.asarray(image), image_decoder(array, max_size=40).decode(data))
+        assert round(image.info["dpi"][0]) == 72
 
 
 def test_max_size_uses_draft_mode_when_pillow_decodes(monkeypatch: pytest.MonkeyPatch) -> None:

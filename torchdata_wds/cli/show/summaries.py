@@ -138,7 +138,10 @@ def view_image(data: bytes, max_size: int | None = None) -> ImageView:
             small, orientation = image.convert(mode), read_orientation(image)  # Pillow has applied that of a TIFF
             return ImageView(text, small if orientation == 1 else to_pil(turn(np.asarray(small), orientation)))
     spec = f"pil{mode.lower()}"
-    return ImageView(text, image_decoder(spec, max_size=max_size or None, exif_transpose=True).decode(data))
+    whole: Image = image_decoder(spec, exif_transpose=True).decode(data)
+    if max_size:
+        whole.thumbnail((max_size, max_size))  # by Pillow: image_decoder would import torch
+    return ImageView(text, whole)
 
 
 def mode_text(image: ImageFile) -> str:

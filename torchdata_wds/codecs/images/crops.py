@@ -12,14 +12,12 @@ import numpy as np
 
 from torchdata_wds.checks import check_choice, checked_int, is_number
 from torchdata_wds.codecs.images.decoding import ImageFieldDecoder, convert_flat
-from torchdata_wds.codecs.images.files import open_image, read_deep, read_orientation
+from torchdata_wds.codecs.images.files import JPEG_FORMATS, load_at, open_image, read_deep, read_orientation
 from torchdata_wds.codecs.images.jpeg import open_jpeg
 from torchdata_wds.codecs.images.pixels import Pixels, to_uint8, to_values, turn
 from torchdata_wds.codecs.images.regions import Region, Span, centre_crop, draw_crop, region_of
 from torchdata_wds.codecs.images.resampling import INTERPOLATIONS, resample
 from torchdata_wds.codecs.plans import shown_call
-
-_REDUCED = ("JPEG", "MPO")  # the formats that Pillow can decode at a fraction of their size
 
 
 class _RegionDecoder(ImageFieldDecoder):
@@ -57,14 +55,12 @@ class _RegionDecoder(ImageFieldDecoder):
                 orientation = read_orientation(image) if self.exif_transpose else 1
                 region = self._region(deep.shape[1::-1], orientation, seed)
                 return self._cut(deep if spec.is_float else to_uint8(deep), region), orientation
-            if image.format not in _REDUCED:
+            if image.format not in JPEG_FORMATS:
                 image.load()  # which turns TIFF files, and finds the orientation behind the pixels of PNG files
             orientation = read_orientation(image) if self.exif_transpose else 1
             region = self._region(image.size, orientation, seed)
-            step = region.step if image.format in _REDUCED else 1
-            if step > 1:
-                image.draft(None, (image.width // step, image.height // step))
-            image.load()
+            step = region.step if image.format in JPEG_FORMATS else 1
+            load_at(image, step)
             rows, columns = _placed(region, step)
             part = image.crop((columns.start, rows.start, columns.stop, rows.stop))
             return self._resample(np.array(convert_flat(part, spec.mode)), region, step), orientation

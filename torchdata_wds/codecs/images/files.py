@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from torchdata_wds.codecs.images.pixels import Pixels, fitting_size
+from torchdata_wds.codecs.images.pixels import Pixels
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 # The formats accepted under any field name. Pillow reads more, but would run Ghostscript for a PostScript file.
 _FORMATS = ("JPEG", "PNG", "WEBP", "PPM", "TIFF", "BMP", "DIB", "GIF", "AVIF", "JPEG2000", "ICO")
+#: Those that Pillow can decode at a fraction of their size.
+JPEG_FORMATS = ("JPEG", "MPO")
+
 _ORIENTATION, _TIFF_PHOTOMETRIC = 0x0112, 262
 _COLOUR = re.compile(r"(RGB|RGBA|RGBX);16[LBN]")
 
@@ -49,6 +52,14 @@ def _pillow() -> tuple[Any, tuple[str, ...]]:
     with suppress(ImportError):
         from PIL import AvifImagePlugin  # noqa: F401
     return PIL.Image, tuple(name for name in _FORMATS if name in PIL.Image.OPEN)
+
+
+def load_at(image: ImageFile, step: int) -> None:
+    """Loads an opened JPEG file at one pixel for each 1, 2, 4 or 8 pixels of a side."""
+    # Pillow takes the largest step at which no side is below what it is asked for.
+    if step > 1:
+        image.draft(None, (image.width // step, image.height // step))
+    image.load()
 
 
 def read_orientation(source: Image | bytes) -> int:
@@ -168,17 +179,3 @@ def _set_raw_mode(image: ImageFile, raw_mode: str) -> None:
         arguments = raw_mode if isinstance(old, str) else (raw_mode, *old[1:])
         tiles[index] = type(tile)(*tile[:3], arguments) if hasattr(tile, "_replace") else (*tile[:3], arguments)
     image.tile = tiles
-
-
-def resize_deep(pixels: Pixels, max_size: int | None) -> Pixels:
-    """Reduces an image to ``max_size``, channel by channel, as ``image_decoder`` describes."""
-    from PIL import Image
-
-    height, width = pixels.shape[:2]
-    size = fitting_size((width, height), max_size)
-    if size == (width, height):
-        return pixels
-    planes = np.moveaxis(np.atleast_3d(pixels).astype(np.float32), 2, 0)
-    reduced = [np.asarray(Image.fromarray(plane).resize(size, Image.Resampling.LANCZOS)) for plane in planes]
-    result = np.clip(np.round(np.stack(reduced, axis=2)), 0, 65535).astype(np.uint16)
-    return result[:, :, 0] if pixels.ndim == 2 else result

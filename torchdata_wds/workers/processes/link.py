@@ -7,6 +7,7 @@ import errno
 import multiprocessing.forkserver
 import signal
 import socket
+import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -234,5 +235,6 @@ def _start_server() -> None:
     """Starts the server that forks workers: it imports torch once for all, unless the program chose what it imports."""
     server: Any = multiprocessing.forkserver._forkserver
     if server._preload_modules == ["__main__"]:
-        server.set_forkserver_preload(["__main__", run_worker.__module__])
+        used = sorted(name for name in list(sys.modules) if name.startswith("torchdata_wds."))  # by the graph's pipes
+        server.set_forkserver_preload(["__main__", run_worker.__module__, *used])
     server.ensure_running()

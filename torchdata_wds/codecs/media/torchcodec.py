@@ -236,7 +236,7 @@ def import_torchcodec() -> Any:
 def _not_loaded(error: Exception) -> MissingPackageError:
     import torch
 
-    reason = str(error.__cause__ or error).strip().partition("\n")[0].rstrip(".")
+    reason = str(error.__cause__ or error).strip().partition("\n")[0].partition(". ")[0].rstrip(".")
     return MissingPackageError(
         f"torchcodec is installed, but does not load ({reason}). It needs the shared libraries of FFmpeg (apt install "
         f"ffmpeg, or conda install ffmpeg), and a build for torch {torch.__version__}. torch_video and torch_audio by "

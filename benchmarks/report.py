@@ -19,11 +19,15 @@ Row = dict[
 
 PACKAGES = (
     "torch",
+    "torchvision",
     "torchdata",
     "webdataset",
     "wids",
     "litdata",
+    "datasets",
+    "megatron-energon",
     "nvidia-dali-cuda120",
+    "nvidia-dali-cuda130",
     "pillow",
     "simplejpeg",
     "isal",
@@ -144,9 +148,19 @@ def describe_machine() -> dict[str, str]:
     """The versions and the machine that figures depend on."""
     found = {"Python": platform.python_version()}
     found |= {name: _version(name) for name in PACKAGES}
-    found["CPUs"] = str(os.cpu_count())
+    found["CPUs"] = f"{os.cpu_count()} x {_cpu()}"
     found["platform"] = platform.platform(terse=True)
     return found
+
+
+def _cpu() -> str:
+    """The CPU's name on Linux; elsewhere its architecture."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
 
 
 def _version(name: str) -> str:

@@ -18,7 +18,7 @@ import re
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
 
@@ -91,15 +91,33 @@ def text_fields(number: int) -> Fields:
 
 
 def image_fields(number: int) -> Fields:
-    """A JPEG of about 50 KB, JSON and a class: smooth shapes under fine noise compress as photos do."""
+    """A JPEG of about 50 KB, JSON and a class."""
+    fields = text_fields(number)
+    return {"cls": fields["cls"], "jpg": make_jpeg(number, SIDE, SIDE, noise=12), "json": fields["json"]}
+
+
+def make_jpeg(number: int, width: int, height: int, noise: int) -> bytes:
+    """Smooth shapes under fine noise, which compress as photos do."""
     rng = np.random.default_rng(number)
     coarse = Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8))
-    smooth = np.asarray(coarse.resize((SIDE, SIDE), Image.Resampling.BICUBIC), dtype=np.int16)
-    noise = rng.integers(-12, 13, (SIDE, SIDE, 1), dtype=np.int16)
+    smooth = np.asarray(coarse.resize((width, height), Image.Resampling.BICUBIC), dtype=np.int16)
+    grain = rng.integers(-noise, noise + 1, (height, width, 1), dtype=np.int16)
     file = io.BytesIO()
-    Image.fromarray(np.clip(smooth + noise, 0, 255).astype(np.uint8)).save(file, "JPEG", quality=QUALITY)
-    fields = text_fields(number)
-    return {"cls": fields["cls"], "jpg": file.getvalue(), "json": fields["json"]}
+    Image.fromarray(np.clip(smooth + grain, 0, 255).astype(np.uint8)).save(file, "JPEG", quality=QUALITY)
+    return file.getvalue()
+
+
+_jpeg_again = cache(make_jpeg)
+
+
+def sized_fields(number: int, *, width: int, height: int) -> Fields:
+    """A JPEG of one size, of which there are 200 different ones, and a class."""
+    return {"cls": b"%d" % (number % 10), "jpg": _jpeg_again(number % 200, width, height, noise=8)}
+
+
+def sized(width: int, height: int, samples: int) -> Kind:
+    """Shards of JPEGs of one size."""
+    return Kind(partial(sized_fields, width=width, height=height), 4, samples, 16)
 
 
 def big_fields(number: int) -> Fields:
@@ -129,6 +147,10 @@ KINDS = {
     "photos": Kind(photo_fields, 24, 100, 6),
     "one of many": Kind(text_fields, 1, 1_000, 50),
     "million texts": Kind(text_fields, 5, 240_000, 120),
+    "JPEG 400x400": sized(400, 400, 1_600),
+    "JPEG 500x375": sized(500, 375, 1_600),
+    "JPEG 1000x750": sized(1000, 750, 800),
+    "JPEG 1024x768": sized(1024, 768, 800),
 }
 
 

@@ -116,9 +116,9 @@ def test_no_script_is_left_out() -> None:
     """Every script that has a main function is run here, or makes the shards."""
     scripts = {path.stem for path in BENCHMARKS.glob("*.py") if 'if __name__ == "__main__"' in path.read_text()}
     # Others run them, or other tests do.
-    others = {"shards", "http", "serving", "order_large", "order_picture", "fleet"}
+    others = {"shards", "http", "serving", "order_large", "order_picture", "fleet", "train_child"}
     alone = {"read", "decode", "write", "workers", "memory", "startup", "resume", "tools", "order", "ray_pool"}
-    alone |= {"stats"}
+    alone |= {"stats", "train"}
     assert scripts == alone | others
 
 
@@ -189,6 +189,21 @@ def test_order_compares_with_reading_front_to_back_and_with_random_access(shards
             assert (name in found[kind]) is (name not in content["left_out"])
     for kind in ("start", "resume", "a worker's private memory", "a worker's resident memory"):
         assert found[kind] == {"500 samples", "5,000 samples"}
+
+
+def test_train_compares_with_those_that_run_here(shards: Path, tmp_path: Path) -> None:
+    """Our loops and some others make batches with two workers; who cannot is named, and leaves no row."""
+    ours, others = {"ours", "ours, pilrgb", "ours in DataLoader"}, {"webdataset, PIL", "torchdata, PIL", "DALI"}
+    only = [word for name in sorted(ours | others) for word in ("--only", name)]
+    printed, content = run("train.py", shards, tmp_path, "--size", "400x400", "--workers", "2", *only)
+    check_table(printed, content)
+    names = {name for _, name in rows(content)}
+    assert ours | {"webdataset, PIL"} <= names == (ours | others) - set(content["left_out"])
+    for row in content["tables"][0]["rows"]:
+        assert row["kind"] == "400x400, 2 workers"
+        assert 0 < row["main"] < 1e6
+        assert 0 < row["first"] < 600
+        assert row["megabytes"] > 50
 
 
 def test_stats_compares_figures_on_and_off(shards: Path, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import argparse
 import itertools
 import secrets
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Literal, get_args
 
@@ -20,6 +20,7 @@ from torchdata_wds.storage.urls import STDIN, is_local, scheme_of
 from torchdata_wds.writers.tar_writer import TarWriter
 
 Missing = Literal["error", "skip", "empty"]  # what to do with a sample that lacks a chosen field
+_BATCH = 256 << 10  # bytes of samples that are written at once
 _ALWAYS = ("__key__", "__url__")
 
 
@@ -169,14 +170,52 @@ class SampleOutput(TarWriter):
         self.count += 1
         return size
 
+    def write_all(
+        self, samples: Iterable[Mapping[str, Any]], refuse: Callable[[SampleError], object] | None = None
+    ) -> Iterator[tuple[int, int]]:
+        """Adds samples, many at once; yields their numbers and bytes; errors are raised, or `refuse` is called."""
+        for batch in _batches(samples):
+            packed = self._packer.pack_all(batch) if self._rekey is None else None
+            if packed is not None and self._shard.extend(packed):
+                self.count += len(batch)
+                yield len(batch), packed.size
+                continue
+            for sample in batch:
+                try:
+                    yield 1, self.write(sample)
+                except SampleError as error:
+                    if refuse is None:
+                        raise
+                    refuse(error)
+
+
+def _batches(samples: Iterable[Mapping[str, Any]]) -> Iterator[list[Mapping[str, Any]]]:
+    """Yields the samples in lists of about 256 KiB; the first one alone, and those before an error before it."""
+    iterator = iter(samples)
+    size = most = 0
+    batch: list[Mapping[str, Any]] = []
+    failure = None
+    while failure is None:
+        try:
+            for sample in iterator:
+                batch.append(sample)
+                size += sum(map(sys.getsizeof, sample.values()))
+                if size > most:
+                    break
+        except BaseException as error:  # noqa: BLE001 - raised below
+            failure = error
+        if not batch:
+            break
+        yield batch
+        batch, size, most = [], 0, _BATCH
+    if failure is not None:
+        raise failure
+
 
 def copy_samples(samples: Iterable[Mapping[str, Any]], output: SampleOutput, reader: SampleReader) -> None:
     """Writes samples; the reader counts or raises the errors of those that cannot be written."""
-    for sample in samples:
-        try:
-            output.write(sample)
-        except SampleError as error:
-            reader.refuse(error)
+    for _ in output.write_all(samples, reader.refuse):
+        pass
 
 
 def chosen_seed(seed: int | None) -> int:

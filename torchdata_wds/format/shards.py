@@ -18,7 +18,7 @@ from torchdata_wds.errors import ReappearingKeyError, ShardOpenError
 from torchdata_wds.format.index import IndexHeader, ShardIndex, pack_row, shard_name
 from torchdata_wds.format.index.sidecars import index_url, index_urls, open_index_target
 from torchdata_wds.format.tar.headers import BLOCK
-from torchdata_wds.format.tar.packing import PackedSample
+from torchdata_wds.format.tar.packing import PackedSample, PackedSamples
 from torchdata_wds.storage import StorageOptions, Target, Unique, mask_url
 from torchdata_wds.storage.urls import STDIN, local_path, scheme_of, url_text
 
@@ -162,6 +162,20 @@ class ShardFile(Unique):
         if self._pending_size >= _FLUSH_AT or len(self._keys) == 1:
             self._flush()
         self._is_whole = True
+
+    def extend(self, packed: PackedSamples) -> bool:
+        """Adds several samples; returns False, and adds none, if an index is wanted or a key comes twice."""
+        self._check_whole()
+        keys = set(packed.keys)
+        if self._rows is not None or len(keys) < len(packed.keys) or not keys.isdisjoint(self._keys):
+            return False
+        self._is_whole = False
+        self._keys |= keys
+        self.size += packed.size
+        self._pending += packed.parts
+        self._flush()
+        self._is_whole = True
+        return True
 
     def close(self) -> ShardInfo:
         """Finishes the shard and lets it appear under its name, then its index.

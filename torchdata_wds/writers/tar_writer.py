@@ -75,7 +75,7 @@ class SampleWriter(Unique):
         self._file_options["storage_options"] = StorageOptions(options.get("storage_options"))
         encode = Encoder(**encoding)
         self._encode = None if encoding.get("encoder") is False else encode  # the packer checks for bytes
-        self._pack = SamplePacker(**headers).pack
+        self._packer = SamplePacker(**headers)
         self._lock = threading.RLock()
         self._closed = False
 
@@ -83,7 +83,7 @@ class SampleWriter(Unique):
         """Encodes a sample into its bytes in an archive."""
         if type(sample) is not dict and not isinstance(sample, Mapping):
             raise SampleError(f"a sample is a dict of __key__ and values by field, not a {type(sample).__name__}")
-        return self._pack(sample if self._encode is None else self._encode(sample))
+        return self._packer.pack(sample if self._encode is None else self._encode(sample))
 
     def _check_open(self) -> None:
         if self._closed:

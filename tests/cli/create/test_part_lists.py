@@ -154,6 +154,7 @@ def test_folder_refuses_names_that_could_not_be_read_back(tmp_path: Path) -> Non
 def test_folder_names_files_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before anything is read."""
     write_files(tmp_path, "a.txt", "b.txt")
+    (tmp_path / "a.txt").chmod(0o600)
     monkeypatch.setattr(os, "access", lambda path, _: not path.endswith("a.txt"))
     (problem,) = problems_of(SampleFolder, tmp_path)
     assert problem.endswith("a.txt' cannot be read: Permission denied")

@@ -5,6 +5,7 @@ import subprocess
 import tarfile
 from itertools import product
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -213,3 +214,86 @@ def test_packer_refuses_options_that_do_not_fit() -> None:
         for name, value in rows:
             with pytest.raises(error, match=name):
                 SamplePacker(**{name: value})  # type: ignore[arg-type]
+
+
+KEYS = [
+    "a",
+    "b/c",
+    "d.v1/e",
+    "é",
+    "x" * 95,
+    "x" * 99,
+    "y/" * 60 + "z",
+    "\n",
+    "a\nb",
+    "__x__/a",
+    "b.c",
+    "/a",
+    "a/",
+    "./a",
+]
+
+
+def some_samples(random: Random) -> list[dict[str, Any]]:
+    """Samples as they are, and as they should not be."""
+    odd = random.random() < 0.5
+    samples: list[dict[str, Any]] = []
+    for number in range(random.randint(1, 12)):
+        key = (
+            random.choice(KEYS)
+            if odd and random.random() < 0.1
+            else f"{random.choice(KEYS[: 7 if odd else 4])}{number}"
+        )
+        fields = random.choice([["txt", "cls"], ["cls", "txt"], ["txt"], ["seg.png", "txt", "json"], ["a"] * (not odd)])
+        sample: dict[str, Any] = {"__key__": key, "__url__": "x.tar"}
+        sample |= {field: random.randbytes(random.choice([0, 1, 511, 512, 513, 5000])) for field in fields}
+        if odd and random.random() < 0.1:
+            sample |= random.choice([{"TXT": b""}, {"": b""}, {"a/b": b""}, {"n": "text"}, {"m": memoryview(b"m")}])
+        if odd and random.random() < 0.05:
+            sample["__key__"] = random.choice([None, 5, "", "\0", "\udc80"])
+        if odd and random.random() < 0.05:
+            del sample["__key__"]
+        samples.append(sample)
+    return samples
+
+
+def test_samples_packed_together_are_those_packed_one_by_one() -> None:
+    """Bytes, keys and size; None wherever one of them is wrong, and seldom else."""
+    together = 0
+    for seed in range(600):
+        random = Random(seed)
+        samples = some_samples(random)
+        options = {"mode": random.choice([0o444, 0o600]), "mtime": random.choice([0, 2e9]), "lowercase": seed % 3 > 0}
+        packed = SamplePacker(**options).pack_all(samples)  # type: ignore[arg-type]
+        packer = SamplePacker(**options)  # type: ignore[arg-type]
+        try:
+            singles = [packer.pack(sample) for sample in samples]
+        except SampleError:
+            assert packed is None
+            continue
+        if packed is None:
+            continue
+        together += 1
+        assert packed.keys == [single.key for single in singles]
+        assert b"".join(packed.parts) == b"".join(part for single in singles for part in single.parts)
+        assert packed.size == sum(single.size for single in singles)
+    assert together > 100
+
+
+def test_shard_takes_samples_together_only_if_their_keys_are_new() -> None:
+    """Keys that come twice are left to `append`, which says what is wrong."""
+    out = io.BytesIO()
+    shard = ShardFile(out, name="x.tar")
+    packer = SamplePacker()
+
+    def extend(*keys: str) -> bool:
+        packed = packer.pack_all([{"__key__": key, "txt": b"A"} for key in keys])
+        assert packed is not None
+        return shard.extend(packed)
+
+    assert extend("a", "b")
+    assert not extend("c", "b")
+    assert not extend("c", "c")
+    assert extend("c")
+    shard.close()
+    assert [member.name for member in read_members(io.BytesIO(out.getvalue()), "x.tar")] == ["a.txt", "b.txt", "c.txt"]

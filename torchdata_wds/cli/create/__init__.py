@@ -80,8 +80,8 @@ def _run(arguments: argparse.Namespace) -> int:
             for reason, count in sorted(parts.skipped.items()):
                 say(f"passed over {count:,} in {parts.name} that belong to no sample: {reason}")
         with Progress("samples", samples.count) as progress:
-            for sample in samples:
-                progress.advance(size=output.write(sample))
+            for count, size in output.write_all(samples):
+                progress.advance(count, size=size)
         if samples.missing_files:
             files, left_out = counted(samples.missing_files, "missing file"), counted(samples.left_out, "sample")
             done = f"took {files} as empty" if arguments.missing == "empty" else f"left out: {files}, {left_out}"

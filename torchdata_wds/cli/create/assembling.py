@@ -32,6 +32,10 @@ _SHOWN = 20  # problems and missing files
 # An array of stamps has room for 63 bits, and file systems have later times than the year 2262.
 _BITS = (1 << 63) - 1
 _LONGEST_PATH = 4096
+_FOR_ALL = 0o444  # who may read a file
+
+#: The key of a sample, its fields, and the paths of their files.
+FilesOfSample = tuple[str, list[str], list[str]]
 
 #: A file's size when it was checked, and the low 63 bits of its modification time in nanoseconds since 1970.
 Stamp = tuple[int, int]
@@ -144,6 +148,9 @@ class Problems:
         if self._count <= _SHOWN:
             self._shown.append(f"  {place}: {cli_message(problem) if isinstance(problem, Exception) else problem}")
 
+    def __bool__(self) -> bool:
+        return self._count > 0
+
     def check(self) -> None:
         """Raises SpecError if there are any."""
         if self._count:
@@ -166,6 +173,10 @@ class PartList(ABC):
     def parts(self, problems: Problems) -> Iterator[Part]:
         """Yields the parts, the same each time, and adds what is not a part to the problems."""
 
+    def samples(self, problems: Problems) -> Iterator[FilesOfSample] | None:  # noqa: ARG002 - of those that have files
+        """Yields the files of each sample, in place of `parts`, if all parts are files of a folder; else None."""
+        return None
+
 
 class SampleAssembler:
     """Makes samples of their parts, after checking all of them."""
@@ -177,12 +188,16 @@ class SampleAssembler:
         self._fields: set[str] = set()  # those already checked: many samples share a few
         self._stamps = array("q")  # size and time of each part in turn: 16 bytes each, for millions of parts
         self._is_checked = False
+        self._is_plain = False  # whether all parts are files that need no closer look
 
     def check(self) -> None:
         """Checks every part once: its key, its field, and that its file can be read; raises SpecError otherwise."""
         if self._is_checked:
             return
         problems = Problems(self._parts.name)
+        self._is_checked = self._is_plain = self._check_files(problems)
+        if self._is_checked:
+            return
         lines: dict[str, int] = {}
         for key, run in groupby(self._parts.parts(problems), key=attrgetter("key")):
             self.count += 1
@@ -191,6 +206,33 @@ class SampleAssembler:
         if not self.count:
             raise SpecError(f"{self._parts.name} has no samples: there is nothing to write")
         self._is_checked = True
+
+    def _check_files(self, problems: Problems) -> bool:
+        """Checks the files of a folder; returns False, and keeps nothing, if one needs a closer look."""
+        samples = self._parts.samples(problems)
+        fields: set[str] = set()
+        count = 0
+        stamps = array("q")
+        try:
+            for key, names, paths in samples or ():
+                key.encode()  # a key that was split from a file's name can have no other fault
+                count += 1
+                fields.update(names)
+                for path in paths:
+                    status = os.stat(path)  # noqa: PTH116 - as above
+                    mode = status.st_mode
+                    if not stat.S_ISREG(mode) or (mode & _FOR_ALL != _FOR_ALL and not os.access(path, os.R_OK)):
+                        return False
+                    stamps.append(status.st_size)
+                    stamps.append(status.st_mtime_ns & _BITS)
+            for field in fields:
+                check_part_field(field, "")
+        except (OSError, ValueError):
+            return False
+        if not count or problems or any(field != field.lower() for field in fields):
+            return False
+        self.count, self._stamps = count, stamps
+        return True
 
     def _check_sample(self, key: str, run: Iterator[Part], lines: dict[str, int], problems: Problems) -> None:
         # `lines` has the first line of each key: for lines of a, b and a, groupby yields a second group of a, with
@@ -225,12 +267,25 @@ class SampleAssembler:
         self.check()
         numbers = iter(self._stamps)
         stamps = zip(numbers, numbers, strict=True)
+        if self._is_plain:
+            yield from self._read_files(stamps)
+            return
         parts = zip(self._parts.parts(Problems(self._parts.name)), stamps, strict=True)
         for key, run in groupby(parts, key=lambda pair: pair[0].key):
             if (sample := self._make(key, list(run))) is not None:
                 yield sample
             else:
                 self.left_out += 1
+
+    def _read_files(self, stamps: Iterator[Stamp]) -> Iterator[dict[str, Any]]:
+        for key, fields, paths in self._parts.samples(Problems(self._parts.name)) or ():
+            sample: dict[str, Any] = {"__key__": key, "__url__": self._parts.url}
+            for field, path, stamp in zip(fields, paths, stamps, strict=False):
+                try:
+                    sample[field] = _read_file(path, stamp)
+                except SampleError:
+                    sample[field] = self._read(Part(key, field, "file", path), stamp)
+            yield sample
 
     def _make(self, key: str, run: list[tuple[Part, Stamp]]) -> dict[str, Any] | None:
         sample: dict[str, Any] = {"__key__": key, "__url__": self._parts.url}

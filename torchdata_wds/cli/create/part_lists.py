@@ -8,7 +8,7 @@ import string
 from collections.abc import Iterator
 
 from torchdata_wds.cli.command import UsageError
-from torchdata_wds.cli.create.assembling import Kind, Part, PartList, Problems, check_part_field
+from torchdata_wds.cli.create.assembling import FilesOfSample, Kind, Part, PartList, Problems, check_part_field
 from torchdata_wds.cli.tables import unescape_cell
 from torchdata_wds.cli.terminal import printable
 from torchdata_wds.environment import is_secure
@@ -39,12 +39,28 @@ class SampleFolder(PartList):
 
     def parts(self, problems: Problems) -> Iterator[Part]:
         """Yields the parts, and adds unreadable folders to the problems."""
+        for key, fields, paths in self.samples(problems):
+            for field, path in zip(fields, paths, strict=True):
+                yield Part(key, field, "file", path)
+
+    def samples(self, problems: Problems) -> Iterator[FilesOfSample]:
+        """Yields the key of each sample, its fields and their files; else as `parts`."""
         if self._names is None:
             self._names = sorted(self._find(problems))
         start = os.path.join(self.url, "")  # noqa: PTH118 - a str, as millions of them are made
+        last = ""
+        fields: list[str] = []
+        paths: list[str] = []
         for name in self._names:
             key, _, field = name.partition(_CUT)
-            yield Part(key, field, "file", f"{start}{key}.{field}")
+            if key != last and fields:
+                yield last, fields, paths
+                fields, paths = [], []
+            last = key
+            fields.append(field)
+            paths.append(f"{start}{key}.{field}")
+        if fields:
+            yield last, fields, paths
 
     def _find(self, problems: Problems) -> Iterator[str]:
         waiting = [""]
@@ -55,17 +71,18 @@ class SampleFolder(PartList):
                 with os.scandir(path) as entries:
                     for entry in entries:
                         name = below + entry.name
-                        is_link = entry.is_symlink()
+                        is_file = entry.is_file(follow_symlinks=False)
+                        is_link = not is_file and entry.is_symlink()
                         if is_link and os.path.isdir(entry.path):  # noqa: PTH112 - as above
                             self.skipped["link to a folder"] += 1  # it may lead in a circle, or out of the folder
-                        elif entry.is_dir(follow_symlinks=False):
+                        elif not is_file and entry.is_dir(follow_symlinks=False):
                             if entry.name.startswith("."):
                                 self.skipped["hidden folder"] += 1
                             else:
                                 waiting.append(name + "/")
                         elif (names := split_name(name)) is None:
                             self.skipped[skip_reason(name)] += 1
-                        elif is_link or entry.is_file(follow_symlinks=False):
+                        elif is_link or is_file:
                             # where a link leads is checked with all files; one that leads nowhere is a missing file
                             yield _CUT.join(names)
                         else:

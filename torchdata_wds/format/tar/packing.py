@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from torchdata_wds.checks import is_count, is_number
-from torchdata_wds.errors import MissingFieldError
+from torchdata_wds.errors import MissingFieldError, SampleError
 from torchdata_wds.format.samples.names import as_bytes, check_field, check_key, is_written
 from torchdata_wds.format.tar.headers import BLOCK, PAX_HEADER, padding
 
@@ -25,6 +28,8 @@ _PAX_NAME = b"PaxHeaders/member"
 
 # name, mode + uid + gid, size, mtime, checksum, type to devminor, prefix
 _HEADER = struct.Struct(f"{_NAME_SIZE}s24s12s12s8s189s{_PREFIX_SIZE}s12x")
+_SIZE_DIGITS, _SUM_DIGITS = slice(124, 135), slice(148, 154)  # where they stand in a header
+_SIZE_SHIFTS = np.arange(30, -1, -3)  # the bits of eleven octal digits
 _MAX_PLANS = 1000  # data sets have few combinations of fields; one with ever new ones must not fill the memory
 
 
@@ -43,6 +48,14 @@ class PackedSample(NamedTuple):
             offset += len(head)
             yield name.decode(), offset, len(data)
             offset += len(data) + len(fill)
+
+
+class PackedSamples(NamedTuple):
+    """Several samples, as they will stand in an archive."""
+
+    keys: list[str]
+    parts: list[bytes]  # as those of a `PackedSample`
+    size: int
 
 
 class SamplePacker:
@@ -104,6 +117,45 @@ class SamplePacker:
             size += len(head) + length + len(fill)
         return PackedSample(key, written, parts, size)
 
+    def pack_all(self, samples: Sequence[Mapping[str, Any]]) -> PackedSamples | None:
+        """Packs several samples as `pack` does, faster; None where one is unusual, or wrong."""
+        contents: list[Any] = []
+        names: list[bytes] = []
+        columns: dict[tuple[Any, ...], tuple[Callable[[Any], Iterable[Any]], list[bytes]]] = {}
+        try:
+            keys = [sample["__key__"] for sample in samples]
+            for sample, stem in zip(samples, _check_keys(keys), strict=True):
+                if (found := columns.get(fields := tuple(sample))) is None:
+                    found = columns[fields] = _columns(self._plans.get(fields) or self._plan(sample))
+                get, suffixes = found
+                contents += get(sample)
+                names += [stem + suffix for suffix in suffixes]
+        except (SampleError, KeyError):
+            return None
+        if set(map(type, contents)) != {bytes} or max(map(len, names)) > _NAME_SIZE:
+            return None
+        sizes = np.fromiter(map(len, contents), np.int64, len(contents))
+        if sizes.max() >= _TOO_LARGE:
+            return None
+        heads = self._headers(names, sizes).tobytes()
+        parts = [b""] * (3 * len(names))
+        parts[::3] = [heads[place : place + BLOCK] for place in range(0, len(heads), BLOCK)]
+        parts[1::3] = contents
+        parts[2::3] = [_ZEROS[:fill] for fill in (-sizes % BLOCK).tolist()]
+        return PackedSamples(keys, parts, len(heads) + int((sizes + -sizes % BLOCK).sum()))
+
+    def _headers(self, names: list[bytes], sizes: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Makes the headers of members with short names, all at once."""
+        empty = _HEADER.pack(b"", self._front, b"", self._time, b"000000\0 ", self._middle, b"")
+        heads = np.empty((len(names), BLOCK), np.uint8)
+        heads[:] = np.frombuffer(empty, np.uint8)
+        heads[:, :_NAME_SIZE] = np.array(names, f"S{_NAME_SIZE}").view(np.uint8).reshape(-1, _NAME_SIZE)
+        digits = (sizes[:, np.newaxis] >> _SIZE_SHIFTS & 7) + ord("0")
+        heads[:, _SIZE_DIGITS] = digits
+        totals = self._sum + heads[:, :_NAME_SIZE].sum(axis=1, dtype=np.int64) + digits.sum(axis=1)
+        heads[:, _SUM_DIGITS] = (totals[:, np.newaxis] >> _SIZE_SHIFTS[-6:] & 7) + ord("0")
+        return heads
+
     def _plan(self, sample: Mapping[str, Any]) -> list[tuple[str, bytes, int]]:
         """Checks the fields of a sample: their order, suffix of the name and its checksum, kept for the next one."""
         key = sample.get("__key__")
@@ -136,6 +188,23 @@ class SamplePacker:
         digits = b"%011o" % size
         total = self._sum + sum(name) + sum(digits) + sum(prefix) + kind[0] - ord("0")
         return _HEADER.pack(name, self._front, digits, self._time, b"%06o\0 " % total, kind + self._back, prefix)
+
+
+def _columns(plan: list[tuple[str, bytes, int]]) -> tuple[Callable[[Any], Iterable[Any]], list[bytes]]:
+    """What gets the fields of a plan from a sample, and the suffixes of their names."""
+    fields = [field for field, _, _ in plan]
+    get: Callable[[Any], Iterable[Any]] = itemgetter(*fields) if len(fields) > 1 else lambda sample: [sample[fields[0]]]
+    return get, [suffix for _, suffix, _ in plan]
+
+
+def _check_keys(keys: list[Any]) -> list[bytes]:
+    """Checks keys as `check_key` does; most together need no closer look."""
+    if set(map(type, keys)) == {str}:
+        joined = "\n".join(("", *keys, ""))
+        is_plain = joined.isascii() and joined.count("\n") == len(keys) + 1
+        if is_plain and not any(odd in joined for odd in (".", "\0", "\n\n", "\n/", "/\n", "\n__")):
+            return joined[1:-1].encode().split(b"\n")
+    return [check_key(key) for key in keys]
 
 
 def _record(keyword: bytes, value: bytes) -> bytes:

@@ -16,6 +16,7 @@ from torchdata_wds.pipes.lone_ranks import warn_of_lone_reader
 from torchdata_wds.pipes.samples.map import HandlingPipe
 from torchdata_wds.pipes.shards.shard_sources import as_source
 from torchdata_wds.pipes.starvation import warn_when_idle
+from torchdata_wds.storage.cache import wait_for_copies
 
 
 class RecordLoader(HandlingPipe[Any]):
@@ -60,6 +61,7 @@ class RecordLoader(HandlingPipe[Any]):
             except Exception as error:  # noqa: BLE001  (the handler decides)
                 if not ask(error):
                     return
+        wait_for_copies()
         warn_of_lone_reader(self)
         if not got:
             warn_when_idle(self)

@@ -29,15 +29,18 @@ class CachedShard(NamedTuple):
     cache: ShardCache | None = None  # makes the copy; None reads the copy if it exists, else the URL
     facts: ShardFacts | None = None  # the size and digest from an index, which the copy must have
 
-    def open(self, offset: int = 0) -> storage.ByteStream:
+    def open(self, offset: int = 0, *, lingers: bool = False) -> storage.ByteStream:
         """Opens the decompressed shard at a byte offset, from its local copy, which it makes if missing.
 
-        Raises ShardOpenError, or ShardFormatError if the copy disagrees with the index even after a second download.
+        The copy of a shard that was read to its end is kept before the stream is closed; if it `lingers`, a moment
+        later, by a thread. Raises ShardOpenError, or ShardFormatError if the copy disagrees with the index even after a
+        second download.
         """
         if self.cache is None:
             there = os.path.exists(self.path)  # noqa: PTH110 - a str
             return storage.open_shard(self.path if there else self.url, offset=offset)
-        return self.cache.open(self.url, self.path, offset, finish=self.part is not None, facts=self.facts)
+        is_part = self.part is not None
+        return self.cache.open(self.url, self.path, offset, finish=is_part, lingers=lingers, facts=self.facts)
 
     def fetch(self) -> Path:
         """Returns the path of the copy, made if missing; raises what `open` does, or CacheError if it is not kept."""

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import ExitStack, closing, nullcontext
+from contextlib import ExitStack, closing
 from functools import partial
 from itertools import chain, count
 from typing import Any, NamedTuple
@@ -22,6 +22,7 @@ from torchdata_wds.pipes.resume_facts import Watch
 from torchdata_wds.pipes.shards.shard_copies import CachedShard
 from torchdata_wds.pipes.shards.shard_sources import Ahead, as_source, in_sequence, interleave, is_opened, read_ahead
 from torchdata_wds.storage.byte_streams import stored_version
+from torchdata_wds.storage.cache import wait_for_copies
 from torchdata_wds.storage.places import meter_for
 from torchdata_wds.storage.read_ahead import ReadAhead
 
@@ -57,9 +58,19 @@ class ShardReading(NamedTuple):
 
         Start each generator before taking the next, and close it if it is not exhausted. `watch` records each shard.
         """
+        running = 1  # this generator, and those of the shards; the last one that ends waits for the copies
+
+        def end() -> None:
+            nonlocal running
+            running -= 1
+            if not running:
+                wait_for_copies()
+
         with closing(read_ahead(items, lead, self._start)) as started:
             for item, ahead in started:
-                yield self._units(item, ahead, ask, watch)
+                running += 1
+                yield self._units(item, ahead, ask, watch, end)
+        end()
 
     def samples(
         self, items: Iterable[Item], ask: Asked, *, lead: int = 0, width: int = 1, **rules: Any
@@ -90,8 +101,13 @@ class ShardReading(NamedTuple):
             partial(source.open, self.keys, self.rename is None), meter=meter_for(source.part.url, self.storage_options)
         )
 
-    def _units(self, item: Item, ahead: Ahead | None, ask: Asked, watch: Watch | None) -> Generator[Unit, None, None]:
-        with nullcontext() if ahead is None else closing(ahead):
+    def _units(
+        self, item: Item, ahead: Ahead | None, ask: Asked, watch: Watch | None, end: Callable[[], None]
+    ) -> Generator[Unit, None, None]:
+        with ExitStack() as stack:
+            stack.callback(end)
+            if ahead is not None:
+                stack.callback(ahead.close)
             if watch is not None:
                 if item.digest is not None:
                     watch.begin_shard(item.ordinal, item.digest)

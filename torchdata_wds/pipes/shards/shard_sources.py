@@ -69,11 +69,14 @@ class ShardSource(NamedTuple):
         return self.open_at(), None
 
     def open_at(self, offset: int = 0) -> storage.ByteStream:
-        """Opens the shard or its local copy at a byte offset, or wraps the stream that the item brings."""
+        """Opens the shard or its local copy at a byte offset, or wraps the stream that the item brings.
+
+        The caller calls `wait_for_copies` at the end of the epoch.
+        """
         if self.given is not None:
             return storage.wrap_stream(self.given, self.part.url)
         if self.cached is not None:
-            return self.cached.open(offset)
+            return self.cached.open(offset, lingers=True)
         return storage.open_shard(self.part.url, offset=offset, storage_options=self.options)
 
     def report_stale_index(self, begin: IndexedSample, error: ShardFormatError) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from torchdata_wds.errors import CacheError, ShardFormatError, WdsError
 from torchdata_wds.storage import open_shard
 from torchdata_wds.storage.byte_streams import BUFFER_SIZE, ByteStream, ShardSource, Source, interrupt, wrap_source
-from torchdata_wds.storage.cache.download import Download
+from torchdata_wds.storage.cache.download import Download, wait_for_copies
 from torchdata_wds.storage.cache.followers import FollowedShard
 from torchdata_wds.storage.cache.locked_files import CopyLock, ShardFacts, open_copy
 from torchdata_wds.storage.cache.settings import CacheSettings, Check, Waiting
@@ -19,7 +19,7 @@ from torchdata_wds.storage.meters import LOCAL_FILES, Meter
 from torchdata_wds.storage.running_reads import interruptible
 from torchdata_wds.storage.urls import mask_url
 
-__all__ = ["Check", "ShardCache"]
+__all__ = ["Check", "ShardCache", "wait_for_copies"]
 _PLAIN_BUFFER_SIZE = 1 << 16
 
 
@@ -28,11 +28,19 @@ class ShardCache(CacheSettings):
     """A folder of copies: each is made once, and reads like the shard."""
 
     def open(
-        self, url: str, path: str, offset: int = 0, *, finish: bool = False, facts: ShardFacts | None = None
+        self,
+        url: str,
+        path: str,
+        offset: int = 0,
+        *,
+        finish: bool = False,
+        lingers: bool = False,
+        facts: ShardFacts | None = None,
     ) -> ByteStream:
         """Opens the copy of a shard at an offset in decompressed bytes; makes the copy if it is missing.
 
-        With `finish`, the copy is completed even if the stream is closed before its end. With `facts`, the copy is
+        With `finish`, the copy is completed even if the stream is closed before its end. A copy is kept before its
+        stream is closed; if it `lingers`, in a thread, for which `wait_for_copies` waits. With `facts`, the copy is
         completed and compared with them before it is read: an old copy that differs is made again, and a new one that
         differs raises ShardFormatError. A copy that belongs to another shard raises CacheError, and a source that fails
         ShardOpenError.
@@ -51,7 +59,8 @@ class ShardCache(CacheSettings):
             self.warn(url, error.strerror or str(error))
             return open_shard(url, offset=offset, storage_options=self.storage_options)
         if copy is None:
-            return wrap_source(FollowedShard(self, url, path, finish=finish), mask_url(url), skip=offset)
+            shard = FollowedShard(self, url, path, finish=finish, lingers=lingers)
+            return wrap_source(shard, mask_url(url), skip=offset)
         self.report("hit %s: %s", mask_url(url), path)
         if is_hit:
             self.meter_of(url).looked_up(hit=True)

@@ -23,6 +23,12 @@ _PATIENCE = 1.0
 
 #: The interpreter freezes daemon threads when it exits, with all locks they hold, so do not wait long for them.
 _PATIENCE_AT_EXIT = 0.2
+
+#: At the end of the process, a copy whose bytes are all there is waited for so long.
+_PATIENCE_TO_FINISH = 10.0
+
+#: How many downloads may finish their copies while the readers go on to other shards.
+_MOST_LINGERING = 2
 _SENT_AT_ONCE = 8 << 20
 
 
@@ -35,7 +41,8 @@ class Download:
     def __init__(self, cache: CacheSettings, url: str, lock: CopyLock, *, is_quiet: bool = False) -> None:
         self._cache, self._url, self._lock, self._is_quiet = cache, url, lock, is_quiet
         self.position = 0  # the number of bytes in the file
-        self.has_ended = False  # whether there will be no more
+        self.is_whole = False  # whether these are all bytes of the shard, up to its verified end
+        self.has_ended = False  # whether there will be no more, and the copy is kept or given up
         self.failure: BaseException | None = None  # why it ended early: the source failed, or it was stopped
         self.reason = ""  # why the copy cannot be kept, although the source did not fail
         # If the file cannot be written to its end, the reader continues with the unwritten bytes, then with the source.
@@ -101,6 +108,8 @@ class Download:
                 self._fill()
         except BaseException as error:  # noqa: BLE001 - the reader raises it
             self.failure = error
+            if self.is_whole:  # the reader may be gone
+                self._note(f"{type(error).__name__}: {error}")
         finally:
             # In this order: the shared lock on the file tells readers in other processes that no more bytes follow. If
             # the file is not complete, they start a download of their own at once, and must find this one released.
@@ -123,9 +132,9 @@ class Download:
             raise OSError(self.reason)
 
     def wait_for(self, position: int, seconds: float | None = None) -> bool:
-        """Waits for more than `position` bytes or the end of the download; returns False if `seconds` pass first."""
+        """Waits for more than `position` bytes, or for the last one; returns False if `seconds` pass first."""
         with self._changed:
-            return self._changed.wait_for(lambda: self.position > position or self.has_ended, seconds)
+            return self._changed.wait_for(lambda: self.position > position or self.is_whole or self.has_ended, seconds)
 
     def read_rest(self, view: memoryview) -> int:
         """Reads the bytes that could not be written to the file, for its reader in this process; raises the failure."""
@@ -153,6 +162,23 @@ class Download:
         self.stop()
         if self.has_ended:
             self._close_source()
+
+    def finish(self, *, lingers: bool) -> None:
+        """Closes the download after its reader has got all bytes: if they are the shard, its copy is kept before.
+
+        If it `lingers`, this happens in its thread, and only the oldest of several such downloads is waited for.
+        """
+        if self.is_here and self.is_whole and not _is_ending:
+            if lingers:
+                _lingering.append(self)
+                _wait_for_lingering(_MOST_LINGERING)
+                return
+            self._wait_for_end()
+        self.close()
+
+    def _wait_for_end(self, seconds: float | None = None) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self.has_ended, seconds)
 
     def _close_source(self) -> None:
         source, self._source = self._source, None
@@ -192,6 +218,12 @@ class Download:
                     bar.update(count)
         if (version := stored_version(source)) is not None:
             note_tag(self._file.fileno(), version.tag)
+        # Tells readers in other processes, too, that these are all bytes.
+        mark_as_ours(self._file.fileno(), self._cache.mark_for(self._url), self.position)
+        with self._changed:
+            self.is_whole = True
+            self._changed.notify_all()
+        self._close_source()
         self._finish(time.monotonic() - start)
 
     def _write(self, piece: memoryview) -> int:
@@ -220,14 +252,13 @@ class Download:
 
     def _finish(self, seconds: float) -> None:
         """Gives the complete file its final name; if it cannot be kept, marks it as complete for its readers."""
-        # Before the rename, so that every process that finds the copy can trust it: check, mark, fsync and size.
+        # Before the rename, so that every process that finds the copy can trust it: mark, check, fsync and size.
         # Under the eviction lock, so that two downloads do not both take the last free bytes: the rename. A file that
         # is not kept is sealed, because readers in other processes cannot know otherwise that it is complete.
         file, cache = self._file.fileno(), self._cache
         try:
             if cache.check is not None:
                 cache.check(self._part, self._url)
-            mark_as_ours(file, cache.mark_for(self._url), self.position)
             os.fsync(file)
             self._check_size(self.position)
             with cache.room_for(self.position):
@@ -255,12 +286,30 @@ def stopped(url: str) -> ShardOpenError:
 _running: weakref.WeakSet[Download] = weakref.WeakSet()
 _is_ending = False
 
+# Those whose readers have gone on to other shards.
+_lingering: list[Download] = []
+
+
+def wait_for_copies() -> None:
+    """Waits until each shard that this process has read through a cache has its copy, or is known to get none."""
+    _wait_for_lingering(0)
+
+
+def _wait_for_lingering(most: int) -> None:
+    _lingering[:] = [download for download in _lingering if not download.has_ended]
+    for download in _lingering[: max(0, len(_lingering) - most)]:
+        download._wait_for_end()
+
 
 def _stop_all() -> None:
     global _is_ending
     _is_ending = True
+    end = time.monotonic() + _PATIENCE_TO_FINISH
     for download in list(_running):
+        if download.is_whole:
+            download._wait_for_end(max(0.0, end - time.monotonic()))
         download.stop(patience=_PATIENCE_AT_EXIT)
 
 
 os.register_at_fork(after_in_child=_running.clear)
+os.register_at_fork(after_in_child=_lingering.clear)

@@ -14,7 +14,7 @@ from torchdata_wds.errors import ShardOpenError, WdsError
 from torchdata_wds.storage import open_shard
 from torchdata_wds.storage.byte_streams import BUFFER_SIZE, Source, interrupt, stored_bytes
 from torchdata_wds.storage.cache.download import Download, stopped
-from torchdata_wds.storage.cache.locked_files import CopyLock, is_of_other_size, is_sealed
+from torchdata_wds.storage.cache.locked_files import CopyLock, is_of_other_size, is_of_size, is_sealed
 from torchdata_wds.storage.cache.settings import CacheSettings, StalledError, Waiting
 from torchdata_wds.storage.locks import LockedFile
 from torchdata_wds.storage.urls import mask_url
@@ -31,10 +31,13 @@ class FollowedShard(Source):
     """The stored bytes of a shard: from its copy while that is written, or from the source if no copy can be made.
 
     With `finish`, closing the stream before its end first waits until a download that was started here is complete.
+    Closing it at its end waits until the copy is kept, unless it `lingers`: then `wait_for_copies` does.
     """
 
-    def __init__(self, cache: CacheSettings, url: str, path: str, *, finish: bool = False) -> None:
-        self._cache, self._url, self._path, self._finish = cache, url, path, finish
+    def __init__(
+        self, cache: CacheSettings, url: str, path: str, *, finish: bool = False, lingers: bool = False
+    ) -> None:
+        self._cache, self._url, self._path, self._finish, self._lingers = cache, url, path, finish, lingers
         self._position = 0  # the number of bytes delivered
         self._checked = 0  # how many of these were compared with the current file or source
         self._proof: LockedFile | None = None  # a former file, which begins with all delivered bytes
@@ -148,10 +151,13 @@ class FollowedShard(Source):
                     return 0
                 raise _LostError
             # The writer holds an exclusive lock until it is done or dead. After that the file is read once more, since
-            # bytes may have been added between the last read and the lock; if there are none, it is whole or lost.
+            # bytes may have been added between the last read and the lock; if there are none, it is whole or lost. A
+            # writer that has all bytes, and still waits for the disk, has noted their number.
             if self._file.lock(shared=True):
                 is_filled = True
                 continue
+            if is_of_size(self._file.fileno(), self._checked):
+                return 0
             with self._meter.waiting():
                 waiting.go_on()
         return count
@@ -165,7 +171,7 @@ class FollowedShard(Source):
             if count := self._read_file(view[: end - self._checked], end):
                 return count
             raise _LostError
-        return download.read_rest(view)
+        return 0 if download.is_whole else download.read_rest(view)
 
     def _read_file(self, view: memoryview, least: int) -> int:
         """Reads bytes of the file; raises `_LostError` if it is shorter than `least` bytes, or than it was before."""
@@ -181,9 +187,9 @@ class FollowedShard(Source):
 
     def _leave(self) -> None:
         """Closes the current file or source, and stops a download that was started here."""
-        if self._download is not None:
-            self._download.close()
-            self._download = None
+        download, self._download = self._download, None
+        if download is not None:
+            download.close()
         if self._source is not None:
             with contextlib.suppress(Exception):
                 self._source.close()
@@ -194,11 +200,15 @@ class FollowedShard(Source):
     def _close(self) -> None:
         try:
             # Do not wait while an exception such as Ctrl-C is being handled.
-            if self._finish and not self._is_interrupted and sys.exc_info()[0] is None:
+            is_failing = sys.exc_info()[0] is not None
+            if self._finish and not self._is_interrupted and not is_failing:
                 download = self._download
-                while download is not None and download.is_here and not download.has_ended:
+                while download is not None and download.is_here and not (download.is_whole or download.has_ended):
                     if download.is_stopping or not download.wait_for(download.position, _FINISH_SECONDS):
                         break
+            if (download := self._download) is not None and self._position == download.position:
+                download.finish(lingers=self._lingers or is_failing)
+                self._download = None
         finally:
             self._leave()
             if self._proof is not None:

@@ -200,6 +200,11 @@ def is_of_other_size(file: int) -> bool:
     return _note_of(file, _MARK)[1] not in ("", str(os.fstat(file).st_size))
 
 
+def is_of_size(file: int, size: int) -> bool:
+    """Returns whether an open file has a size, and is known to have no more to come."""
+    return _note_of(file, _MARK)[1] == str(size) and os.fstat(file).st_size == size
+
+
 def _set_note(file: int, name: str, digest: str, rest: object) -> None:
     with contextlib.suppress(OSError, AttributeError):
         os.setxattr(file, name, f"{digest} {rest}".strip().encode())

@@ -15,6 +15,7 @@ from torchdata_wds.codecs.images.decoding import ImageFieldDecoder, convert_flat
 from torchdata_wds.codecs.images.files import JPEG_FORMATS, load_at, open_image, read_deep, read_orientation
 from torchdata_wds.codecs.images.jpeg import open_jpeg
 from torchdata_wds.codecs.images.pixels import Pixels, to_uint8, to_values, turn
+from torchdata_wds.codecs.images.png import decode_png
 from torchdata_wds.codecs.images.regions import Region, Span, centre_crop, draw_crop, region_of
 from torchdata_wds.codecs.images.resampling import INTERPOLATIONS, resample
 from torchdata_wds.codecs.plans import shown_call
@@ -43,6 +44,10 @@ class _RegionDecoder(ImageFieldDecoder):
             if pixels is not None:
                 pixels = self._cut(pixels, region, region.step)
                 return _finished(pixels, jpeg.orientation, is_flipped, spec)
+        pixels = decode_png(data, spec.mode)
+        if pixels is not None:
+            region = self._region(pixels.shape[1::-1], 1, seed)
+            return _finished(self._cut(pixels, region), 1, is_flipped, spec)
         pixels, orientation = self._read(data, seed)
         return _finished(pixels, orientation, is_flipped, spec)
 

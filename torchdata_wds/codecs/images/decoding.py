@@ -20,6 +20,7 @@ from torchdata_wds.codecs.images.pixels import (
     to_values,
     turn,
 )
+from torchdata_wds.codecs.images.png import decode_png
 from torchdata_wds.codecs.images.resampling import resample
 from torchdata_wds.codecs.plans import shown_call
 
@@ -65,9 +66,10 @@ class ImageDecoder(ImageFieldDecoder):
     reduced with torch's bicubic filter, which weighs all pixels it covers. A JPEG is first decoded at the smallest of
     its sizes 1/1, 1/2, 1/4 and 1/8 that is not below the result: faster than decoding all of it, from 1/2 on.
 
-    With the ``[fast]`` extra, simplejpeg decodes ordinary JPEG files to arrays and tensors: the same pixels in two
-    thirds of the time. Pillow decodes all else, and files that simplejpeg refuses or warns about, so exceptions are
-    always Pillow's. The decoder is called as ``decoder(key, data)``, and returns None for fields that are not images.
+    With the ``[fast]`` extra, simplejpeg decodes ordinary JPEG files to arrays and tensors, and pyspng PNG files: the
+    same pixels in two thirds of the time. Pillow decodes all else, and files that these refuse or warn about, so
+    exceptions are always Pillow's. The decoder is called as ``decoder(key, data)``, and returns None for fields that
+    are not images.
 
     Args:
         spec: ``l8 rgb8 rgba8`` (uint8), ``l rgb rgba`` (float32 in 0..1), the same after ``torch`` (CHW tensors), or
@@ -101,6 +103,10 @@ class ImageDecoder(ImageFieldDecoder):
                 pixels = jpeg.decode(reduction.step)
                 if pixels is not None:
                     return to_values(turn(reduction.of_pixels(pixels), jpeg.orientation), spec)
+            pixels = decode_png(data, spec.mode)
+            if pixels is not None:
+                reduction = _reduction(pixels.shape[1::-1], max_size, is_jpeg=False)
+                return to_values(reduction.of_pixels(pixels), spec, is_own=True)
         with open_image(data) as image:
             deep = read_deep(image, data, spec.mode)
             if deep is None:

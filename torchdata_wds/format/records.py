@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from torchdata_wds.errors import DOWNLOAD_AGAIN, SKIP_DAMAGED, Advice, DamageKind, ShardFormatError, ShardOpenError
+from torchdata_wds.format.headers import BLOCK
 from torchdata_wds.format.tar.file_kinds import describe_magic
-from torchdata_wds.format.tar.headers import BLOCK
 from torchdata_wds.format.tar.members import gather
 from torchdata_wds.storage import ByteStream
 

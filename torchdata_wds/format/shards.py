@@ -15,9 +15,9 @@ from typing import Any, BinaryIO, Literal, cast
 
 from torchdata_wds import storage
 from torchdata_wds.errors import ReappearingKeyError, ShardOpenError
+from torchdata_wds.format.headers import BLOCK
 from torchdata_wds.format.index import IndexHeader, ShardIndex, pack_row, shard_name
 from torchdata_wds.format.index.sidecars import index_url, index_urls, open_index_target
-from torchdata_wds.format.tar.headers import BLOCK
 from torchdata_wds.format.tar.packing import PackedSample, PackedSamples
 from torchdata_wds.storage import StorageOptions, Target, Unique, mask_url
 from torchdata_wds.storage.urls import STDIN, local_path, scheme_of, url_text

@@ -5,9 +5,9 @@ from collections import Counter
 import pytest
 
 from torchdata_wds.errors import SampleError
+from torchdata_wds.format.headers import text
 from torchdata_wds.format.samples.grouping import group_members
 from torchdata_wds.format.samples.names import RESERVED_FIELDS, key_splitter, skip_reason, split_name
-from torchdata_wds.format.tar.headers import text
 from torchdata_wds.format.tar.members import ShardMember
 
 SPLIT = {

@@ -14,8 +14,8 @@ from tests.kits.damage import DAMAGES, GOOD, MEMBERS
 from tests.kits.shards import tar_bytes
 from tests.kits.tar_blocks import END, block, member
 from torchdata_wds.errors import ShardFormatError
+from torchdata_wds.format.headers import HeaderError, parse_records
 from torchdata_wds.format.tar import name_filter, read_members
-from torchdata_wds.format.tar.headers import HeaderError, parse_records
 
 pytestmark = pytest.mark.usefixtures("each_reader")
 

@@ -9,8 +9,8 @@ import pytest
 from tests.kits.damage import GOOD
 from tests.kits.shards import tar_bytes
 from torchdata_wds.errors import ShardFormatError
+from torchdata_wds.format.headers import begins_a_tar
 from torchdata_wds.format.tar import check_whole
-from torchdata_wds.format.tar.headers import begins_a_tar
 
 
 def written(tar_format: int, *, links: bool = True) -> bytes:

@@ -20,7 +20,7 @@ from torchdata_wds.format.samples.grouping import group_members
 from torchdata_wds.format.tar import ReadOptions, read_marked_members, read_members
 from torchdata_wds.format.tar.fast import LookAhead
 from torchdata_wds.format.tar.members import Mark, MemberRun, singles
-from torchdata_wds.format.tar.windows import find_members
+from torchdata_wds.format.windows import find_members
 
 KEYS = st.sampled_from(
     ["a", "b", "c", "A", "d/a", "d.v1/a", "./a", "././a", "é", "\n", "x" * 97, "y" * 120, "d/" * 60 + "k"]

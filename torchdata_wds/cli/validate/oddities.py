@@ -7,10 +7,10 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from torchdata_wds.format import headers
+from torchdata_wds.format.headers import BLOCK, DIRECTORY, HARD_LINK, full_name, is_file, parse_number, text
 from torchdata_wds.format.samples.names import skip_reason, split_name
-from torchdata_wds.format.tar import headers
 from torchdata_wds.format.tar.entries import TarEntry
-from torchdata_wds.format.tar.headers import BLOCK, DIRECTORY, HARD_LINK, full_name, is_file, parse_number, text
 from torchdata_wds.format.tar.sparse_maps import Segments
 
 _NUMBER = re.compile(rb" *[0-7]+[ \0]*|\0*|[\x80\xff].*", re.DOTALL)

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from torchdata_wds.cli.validate.oddities import is_odd_number
+from torchdata_wds.format import headers
+from torchdata_wds.format.headers import BLOCK, padding
 from torchdata_wds.format.samples.names import GroupingRules, split_names
-from torchdata_wds.format.tar import headers
 from torchdata_wds.format.tar.fast import LookAhead
-from torchdata_wds.format.tar.headers import BLOCK, padding
 from torchdata_wds.format.tar.members import MemberRun
 
 # Records with a value each. One whose value has line ends looks like several, which does no harm: all are different.

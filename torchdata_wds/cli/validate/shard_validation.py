@@ -24,11 +24,11 @@ from torchdata_wds.errors import (
     WdsError,
     cli_message,
 )
+from torchdata_wds.format.headers import HARD_LINK, is_file, padding
 from torchdata_wds.format.samples.grouping import Draft, check_new, make_sample
 from torchdata_wds.format.samples.names import RESERVED_FIELDS, grouping_rules, is_metadata
 from torchdata_wds.format.tar import walk
 from torchdata_wds.format.tar.entries import TarEntries, TarEntry
-from torchdata_wds.format.tar.headers import HARD_LINK, is_file, padding
 from torchdata_wds.format.tar.links import HardLinks
 from torchdata_wds.format.tar.members import MemberRun, ShardMember
 from torchdata_wds.storage import can_reopen, mask_url, open_shard

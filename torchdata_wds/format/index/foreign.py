@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from torchdata_wds.errors import ShardFormatError, ShardListError
+from torchdata_wds.format.headers import BLOCK, LONG_LINK, LONG_NAME, HeaderError, padding, parse_header
 from torchdata_wds.format.index.columns import ShardColumns, key_check
 from torchdata_wds.format.index.dataset import DatasetIndex
 from torchdata_wds.format.index.packed import COMPRESSED, KEYED, Array
 from torchdata_wds.format.index.sidecars import beside
 from torchdata_wds.format.index.url_table import UrlTable
 from torchdata_wds.format.samples.names import split_name
-from torchdata_wds.format.tar.headers import BLOCK, LONG_LINK, LONG_NAME, HeaderError, padding, parse_header
 from torchdata_wds.storage import is_decompressed, mask_url, open_shard
 from torchdata_wds.storage.byte_streams import StoredVersion
 

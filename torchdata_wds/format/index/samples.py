@@ -13,15 +13,15 @@ from typing import Any, Literal
 import numpy as np
 
 from torchdata_wds.errors import ChangedShardError, ShardFormatError, ShardOpenError, WdsError
+from torchdata_wds.format.headers import BLOCK, padding
 from torchdata_wds.format.index.dataset import DatasetIndex, ShardEntry, key_check
 from torchdata_wds.format.index.slices import ShardSlice, slice_members
 from torchdata_wds.format.samples.grouping import group_members, make_samples
 from torchdata_wds.format.samples.names import RESERVED_FIELDS, GroupingRules, grouping_rules, split_names
 from torchdata_wds.format.tar import ReadOptions, read_marked_members
 from torchdata_wds.format.tar.fast import read_plain_header
-from torchdata_wds.format.tar.headers import BLOCK, padding
 from torchdata_wds.format.tar.members import MemberRun, Unit
-from torchdata_wds.format.tar.windows import find_members
+from torchdata_wds.format.windows import find_members
 from torchdata_wds.handlers import warn_once
 from torchdata_wds.option_types import OnDuplicate
 from torchdata_wds.storage import ByteStream, mask_url, open_shard

@@ -13,13 +13,13 @@ from operator import ne, sub
 from typing import Any, Literal, NamedTuple, Self, cast
 
 from torchdata_wds.errors import ChangedShardError
+from torchdata_wds.format.headers import BLOCK, HARD_LINK, is_file, padding
 from torchdata_wds.format.index import SPECIAL, IndexHeader, ShardIndex, index_url, pack_row, shard_name
 from torchdata_wds.format.samples.grouping import group_members
 from torchdata_wds.format.samples.names import RESERVED_FIELDS, GroupingRules
 from torchdata_wds.format.tar import ReadOptions, SkippedEntries, pass_over, read_marked_members, walk
 from torchdata_wds.format.tar.entries import TarEntries, TarEntry
 from torchdata_wds.format.tar.fast import LookAhead
-from torchdata_wds.format.tar.headers import BLOCK, HARD_LINK, is_file, padding
 from torchdata_wds.format.tar.links import hard_link_error
 from torchdata_wds.format.tar.members import Mark, MemberRun, PassedMember, ShardMember, Unit
 from torchdata_wds.storage import ByteStream, can_reopen, is_decompressed, mask_url, open_shard

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, cast
 
+from torchdata_wds.format.headers import DIRECTORY, HARD_LINK, HEADER_WORDS, VOLUME_LABEL, is_file
 from torchdata_wds.format.samples.names import split_name
 from torchdata_wds.format.tar.entries import DEFAULT_MAX_MEMBER_BYTES, TarEntries, TarEntry
 from torchdata_wds.format.tar.fast import LookAhead
-from torchdata_wds.format.tar.headers import DIRECTORY, HARD_LINK, HEADER_WORDS, VOLUME_LABEL, is_file
 from torchdata_wds.format.tar.links import HardLinks, Reopen
 from torchdata_wds.format.tar.members import ByteSource, Mark, MemberRun, PassedMember, ShardMember, Unit, singles
 from torchdata_wds.handlers import warn_seldom

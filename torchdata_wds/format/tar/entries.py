@@ -8,9 +8,9 @@ from dataclasses import KW_ONLY, dataclass
 from typing import NamedTuple, NoReturn
 
 from torchdata_wds.errors import DOWNLOAD_AGAIN, Advice, DamageKind, ShardFormatError
-from torchdata_wds.format.tar import headers
+from torchdata_wds.format import headers
+from torchdata_wds.format.headers import BLOCK, REGULAR, Header, HeaderError, padding, text
 from torchdata_wds.format.tar.file_kinds import describe_file
-from torchdata_wds.format.tar.headers import BLOCK, REGULAR, Header, HeaderError, padding, text
 from torchdata_wds.format.tar.members import ByteSource, gap_seeker
 from torchdata_wds.format.tar.sparse_maps import Segments, SparseSource, full_size, locate, unpack
 

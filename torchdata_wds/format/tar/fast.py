@@ -11,9 +11,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from torchdata_wds.format.tar.headers import BLOCK, byte_sum, full_name, padding, text
+from torchdata_wds.format.headers import BLOCK, byte_sum, full_name, padding, text
 from torchdata_wds.format.tar.members import ByteSource, MemberRun, PassedMember, ShardMember, gap_seeker, gather
-from torchdata_wds.format.tar.windows import PLAIN_FILE, Window, find_members
+from torchdata_wds.format.windows import PLAIN_FILE, Window, find_members
 from torchdata_wds.memory import keep_memory
 
 Choose = Callable[[str], tuple[str, bool]]

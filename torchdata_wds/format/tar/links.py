@@ -15,8 +15,8 @@ from functools import partial
 from typing import Generic, TypeVar
 
 from torchdata_wds.errors import ShardFormatError, ShardOpenError
+from torchdata_wds.format.headers import HARD_LINK, is_file
 from torchdata_wds.format.tar.entries import DEFAULT_MAX_MEMBER_BYTES, TarEntries, TarEntry
-from torchdata_wds.format.tar.headers import HARD_LINK, is_file
 from torchdata_wds.format.tar.members import ByteSource, MemberRun, ShardMember
 from torchdata_wds.storage import can_reopen, is_decompressed, open_shard
 

@@ -16,8 +16,8 @@ import numpy as np
 
 from torchdata_wds.checks import is_count, is_number
 from torchdata_wds.errors import MissingFieldError, SampleError
+from torchdata_wds.format.headers import BLOCK, PAX_HEADER, padding
 from torchdata_wds.format.samples.names import as_bytes, check_field, check_key, is_written
-from torchdata_wds.format.tar.headers import BLOCK, PAX_HEADER, padding
 
 _NAME_SIZE = 100
 _PREFIX_SIZE = 155

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 
-from torchdata_wds.format.tar.headers import BLOCK, HeaderError, padding, parse_number, record_number
+from torchdata_wds.format.headers import BLOCK, HeaderError, padding, parse_number, record_number
 
 #: What a map is read from: the blocks of an old GNU header, or PAX records.
 SparseSource = list[bytes] | dict[str, bytes]

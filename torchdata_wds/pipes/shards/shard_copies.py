@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from torchdata_wds import storage
+from torchdata_wds.format.headers import BLOCK, begins_a_tar
 from torchdata_wds.format.index.slices import ShardSlice
 from torchdata_wds.format.tar import check_whole
-from torchdata_wds.format.tar.headers import BLOCK, begins_a_tar
 from torchdata_wds.storage.cache import ShardCache
 from torchdata_wds.storage.cache.locked_files import ShardFacts
 from torchdata_wds.storage.cache.names import names_a_tar

@@ -10,7 +10,7 @@ from tests.kits.tar_blocks import END, GNU, USTAR, V7, block, filled, long_name,
 from torchdata_wds.errors import ShardFormatError
 from torchdata_wds.format.tar import read_members
 from torchdata_wds.format.tar.fast import read_plain_header
-from torchdata_wds.format.tar.windows import find_members
+from torchdata_wds.format.windows import find_members
 
 pytestmark = pytest.mark.usefixtures("each_reader")
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from torchdata_wds.format.tar import headers
-from torchdata_wds.format.tar.columns import Array, sizes_of
-from torchdata_wds.format.tar.headers import BLOCK, HeaderError, full_name, text
+from torchdata_wds.format import headers
+from torchdata_wds.format.headers import BLOCK, HeaderError, full_name, text
+from torchdata_wds.format.windows.columns import Array, sizes_of
 
 PLAIN_FILE = ord("0")
 _WORDS = BLOCK // 8

@@ -34,7 +34,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 from torchdata_wds import DatasetIndex, WdsLoader, index_shard
 from torchdata_wds.format.index.columns import Columns, ShardColumns
 
-__all__ = ["measure"]
+__all__ = ["measure", "memory_of"]
 
 MANY, FEW = 10_000, 10  # shards
 BATCH, RUN = 64, 16

@@ -146,6 +146,7 @@ KINDS = {
     "1 GB": Kind(middling_fields, 1, 10_000, 500),
     "photos": Kind(photo_fields, 24, 100, 6),
     "one of many": Kind(text_fields, 1, 1_000, 50),
+    "tiny": Kind(text_fields, 1, 2, 2),
     "million texts": Kind(text_fields, 5, 240_000, 120),
     "JPEG 400x400": sized(400, 400, 1_600),
     "JPEG 500x375": sized(500, 375, 1_600),

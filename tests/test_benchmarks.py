@@ -112,13 +112,30 @@ def test_startup_measures_imports_and_first_samples(shards: Path, tmp_path: Path
     } <= measured
 
 
+def test_scale_compares_many_shards_with_few(shards: Path, tmp_path: Path) -> None:
+    """Listing, starts, states and memory, with and without workers, beside webdataset where it has the same case."""
+    printed, content = run("scale.py", shards, tmp_path, "--case", "braces", "--case", "split, index")
+    check_table(printed, content)
+    listing, starts, states, memory = (table["rows"] for table in content["tables"])
+    assert {row["contender"] for row in listing} == {"ours", "webdataset"}
+    ours = {"ours: WdsLoader", "ours: StatefulDataLoader"}
+    for count in (10, 100):
+        for workers in (0, 2):
+            for case, others in (("braces", {"webdataset"}), ("split, index", set())):
+                kind = f"{case}, {count} shards, {workers} workers"
+                assert {row["contender"] for row in starts if row["kind"] == kind} == ours | others
+                assert {row["contender"] for row in states if row["kind"] == kind} == ours
+    assert {row["kind"].rpartition(", ")[2] for row in memory} == {"2 workers"}
+    assert all(0 < row["size"] < 20_000 for row in states)
+
+
 def test_no_script_is_left_out() -> None:
     """Every script that has a main function is run here, or makes the shards."""
     scripts = {path.stem for path in BENCHMARKS.glob("*.py") if 'if __name__ == "__main__"' in path.read_text()}
     # Others run them, or other tests do.
     others = {"shards", "http", "serving", "order_large", "order_picture", "fleet", "train_child"}
     alone = {"read", "decode", "write", "workers", "memory", "startup", "resume", "tools", "order", "ray_pool"}
-    alone |= {"stats", "train"}
+    alone |= {"stats", "train", "scale"}
     assert scripts == alone | others
 
 

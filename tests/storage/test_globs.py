@@ -40,6 +40,8 @@ def test_find_matches_equals_glob_when_there_are_no_links(tree: Path) -> None:
             continue
         expected = files(glob.glob(pattern, recursive=True))  # noqa: PTH207 - the model
         assert files(find_matches(pattern)) == expected, pattern
+        found = find_matches(pattern)
+        assert globs.find_files(pattern) == (globs.files_among(found), len(found) - len(globs.files_among(found)))
     assert find_matches("./**/z.tar") == ["./a/b/c/z.tar", "./a/b/z.tar"]
     assert find_matches(f"{tree}/**/x.tar") == [f"{tree}/x.tar"]
 
@@ -108,6 +110,7 @@ def test_files_among_equals_isdir_when_folders_match_too(tree: Path, monkeypatch
     asked: list[str] = []
     monkeypatch.setattr(os.path, "isdir", lambda path: asked.append(path) or Path(path).is_dir())
     assert {pattern: globs.files_among(found) for pattern, found in matches.items()} == expected
+    assert {pattern: globs.find_files(pattern)[0] for pattern in matches} == expected
     assert not [path for path in asked if path.startswith("a/") and path.endswith("0.tar")]
 
 

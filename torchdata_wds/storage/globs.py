@@ -5,9 +5,11 @@ once, and circular links are harmless. Links are followed for files, and for fol
 matches.
 """
 
+import fnmatch
 import glob
 import logging
 import os
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
@@ -15,6 +17,28 @@ logger = logging.getLogger(__name__)
 
 # Patterns already warned about: each worker searches them again in every epoch.
 _warned: set[str] = set()
+
+
+def find_files(pattern: str) -> tuple[list[str], int]:
+    """Returns the files that a local glob matches, sorted, and the number of the folders that it matches."""
+    parent, slash, name = pattern.rpartition("/")
+    if name != "**" and not glob.has_magic(parent) and not parent.endswith("/"):
+        return _scan(parent + slash, name)
+    matches = find_matches(pattern)
+    files = files_among(matches)
+    return files, len(matches) - len(files)
+
+
+def _scan(folder: str, name: str) -> tuple[list[str], int]:
+    """Finds files and folders in one listing of a folder, the most common case, with the rules of `glob.glob`."""
+    is_match, shows_hidden = re.compile(fnmatch.translate(name)).match, name.startswith(".")
+    try:
+        with os.scandir(folder or ".") as entries:
+            found = [entry for entry in entries if is_match(entry.name) and (shows_hidden or entry.name[0] != ".")]
+    except OSError:
+        return [], 0
+    files = sorted(folder + entry.name for entry in found if not _is_dir(entry))
+    return files, len(found) - len(files)
 
 
 # In a folder with this many matches, one listing says which are folders; elsewhere each match is looked at.

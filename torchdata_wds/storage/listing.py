@@ -10,7 +10,7 @@ from torchdata_wds.environment import pattern_variable, rewriting_variables
 from torchdata_wds.errors import ShardListError, ShardOpenError, UnsafeDataError, WdsError
 from torchdata_wds.storage.byte_streams import naming
 from torchdata_wds.storage.compression import SHARD_SUFFIXES
-from torchdata_wds.storage.globs import files_among, find_matches
+from torchdata_wds.storage.globs import find_files
 from torchdata_wds.storage.places import Place, RewriteRules, StorageOptions, resolve
 from torchdata_wds.storage.retrying import error_words
 from torchdata_wds.storage.secrets.masking import mask_text, masked_cause
@@ -304,10 +304,9 @@ def _search_local(url: str) -> Iterator[str]:
         yield path if url.startswith("~") else url
         return
     else:
-        matches = find_matches(path)
-        found = files_among(matches)
-        hint = f"it matches {len(matches):,} folders and no file"
-        if not matches:
+        found, folders = find_files(path)
+        hint = f"it matches {folders:,} folders and no file"
+        if not found and not folders:
             start = _MAGIC.split(path, maxsplit=1)[0].rpartition("/")[0]  # the last folder before any wildcard
             folder = start or ("/" if path.startswith("/") else ".")
             is_there = os.path.isdir(folder)  # noqa: PTH112

@@ -3,14 +3,14 @@
     python benchmarks/scale.py [--quick] [--case braces|...] [--rounds N] [--json FILE] [--chart FILE]
 
 The shards are hard links to a few of two samples each, so that nothing is large but their number. Each case is a way to
-list and divide them. Every measurement runs in a new process, which has imported everything before the clock starts;
-names are in the caches of the file system. All is compared with 100 of the shards, and with webdataset where it has the
-same case. litdata is left out: it reads one index instead of a list of shards.
+list and divide them; it runs in a new process, which has imported everything before the clock starts, while names are
+in the caches of the file system. All is compared with 100 of the shards, and with webdataset where it has the same
+case. litdata is left out: it reads one index instead of a list of shards.
 
 "start" is from making a loader to its first sample, and "next epoch" from its next `iter()`. "first state" is the first
 `state_dict()` of an epoch, "later" another one, "after" one after thousands of samples, whose pickle has that many
-bytes; "resume" is from making a loader to its first sample after that state, "its state" the first one taken then.
-Memory is that of a worker that belongs to no other process. Linux only.
+bytes. "resume" is from making a loader to its first sample after that state, and "its state" the first one taken then.
+CPU time is that of the main process, memory that of a worker which no other process shares. Linux only.
 """
 
 from __future__ import annotations
@@ -49,10 +49,17 @@ WORKERS = (0, 2)
 OURS, STATEFUL, WEBDATASET = "ours: WdsLoader", "ours: StatefulDataLoader", "webdataset"
 NAMES = {"kind": "{kind}", "contender": "{contender}"}
 LISTING = {**NAMES, "seconds": "{seconds:.3f}", "by round": "{lowest:.3f}-{highest:.3f}"}
-STARTS = {**NAMES, "start, s": "{start:.3f}", "next epoch, s": "{next_epoch:.3f}"}
+STARTS = {
+    **NAMES,
+    "start, s": "{start:.3f}",
+    "its CPU, s": "{start_cpu:.3f}",
+    "next epoch, s": "{next_epoch:.3f}",
+    "its CPU, s ": "{next_epoch_cpu:.3f}",
+}
 STATES = {
     **NAMES,
     "first state, ms": "{first_state:.1f}",
+    "its CPU, ms": "{first_state_cpu:.1f}",
     "later, ms": "{later_state:.1f}",
     "after, ms": "{last_state:.1f}",
     "bytes": "{size:,.0f}",
@@ -147,6 +154,13 @@ def clocked(work: Callable[[], Any]) -> tuple[float, Any]:
     return time.perf_counter() - begun, found
 
 
+def clocked_twice(name: str, work: Callable[[], Any], unit: float = 1) -> tuple[Figures, Any]:
+    """The time and this process's CPU time under a name, and what the work returns."""
+    begun = time.process_time()
+    seconds, found = clocked(work)
+    return {name: seconds * unit, f"{name}_cpu": (time.process_time() - begun) * unit}, found
+
+
 def first_of(loader: Any) -> Iterator[Any]:
     """The samples of an epoch after the first."""
     samples = iter(loader)
@@ -163,16 +177,15 @@ def start(make: Callable[[], Any], taken: int) -> tuple[Figures, Any, Iterator[A
         loader = make()
         return first_of(loader)
 
-    seconds, samples = clocked(begin)
+    figures, samples = clocked_twice("start", begin)
     for _ in islice(samples, taken):
         pass
     children = [child.pid for child in multiprocessing.active_children() if child.pid]
-    figures = {"start": seconds}
     if children:
         figures["private"] = median(memory_of(child)[0] for child in children)
     del samples
-    figures["next_epoch"], samples = clocked(lambda: first_of(loader))
-    return figures, loader, samples
+    again, samples = clocked_twice("next_epoch", lambda: first_of(loader))
+    return figures | again, loader, samples
 
 
 def close(loader: Any) -> None:
@@ -183,7 +196,7 @@ def close(loader: Any) -> None:
 
 def measure_states(make: Callable[[], Any], loader: Any, samples: Iterator[Any], taken: int) -> Figures:
     """Takes states in the running epoch, and resumes the last one."""
-    figures: Figures = {"first_state": clocked(loader.state_dict)[0] * 1e3}
+    figures, _ = clocked_twice("first_state", loader.state_dict, 1e3)
     next(samples)
     figures["later_state"] = clocked(loader.state_dict)[0] * 1e3
     for _ in islice(samples, taken):

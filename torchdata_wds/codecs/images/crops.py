@@ -40,7 +40,7 @@ class _RegionDecoder(ImageFieldDecoder):
         jpeg = open_jpeg(data, spec.mode, exif_transpose=self.exif_transpose)
         if jpeg is not None:
             region = self._region(jpeg.size, jpeg.orientation, seed)
-            pixels = jpeg.decode(region.step)
+            pixels = jpeg.decode(region.step, rows=_placed(region, region.step)[0].stop)
             if pixels is not None:
                 pixels = self._cut(pixels, region, region.step)
                 return _finished(pixels, jpeg.orientation, is_flipped, spec)

@@ -1,11 +1,12 @@
-"""Decoding: images against a bare loop and webdataset, and what `wds_decode` adds to fields that cost nothing.
+"""Decoding: images against a bare loop and webdataset, what training needs of them, and fields that cost nothing.
 
     python benchmarks/decode.py [--quick] [--dali] [--json FILE] [--chart FILE]
 
 Images are decoded with simplejpeg (the [fast] extra) and with Pillow, each in a process of its own; `--decoder` does
 only one of them, in this process. The bare loop calls the same decoder, with the same options, on the same bytes: on
-bytes in memory, and on those that this package's chain reads. `--dali` adds NVIDIA DALI's CPU pipeline with two threads
-against two workers of `WorkersReadingService`.
+bytes in memory, and on those that this package's chain reads. Crops, reduced images, PNG and WebP follow, by single
+decoders on files in memory, against plain chains to the same result. `--dali` adds NVIDIA DALI's CPU pipeline with two
+threads against two workers of `WorkersReadingService`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import argparse
 import io
 import itertools
 import json
+import random
 import subprocess
 import sys
 import tempfile
@@ -23,14 +25,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from harness import Contender, compare, finish, parse, run_rounds, timed, timed_from
 from peers import import_quietly, read_ours, read_webdataset
 from PIL import Image
 from report import Report, Row, Table
-from shards import Shards, make_shards
+from shards import Shards, make_jpeg, make_shards
 from torch.utils.data.datapipes.iter import IterableWrapper
 
-from torchdata_wds import WorkersReadingService, wds_collate
+from torchdata_wds import WorkersReadingService, center_crop_decoder, crop_decoder, image_decoder, wds_collate
+from torchdata_wds.codecs.images.regions import draw_crop
 from torchdata_wds.workers.service import DataLoader2
 
 DECODERS = ("simplejpeg", "pillow")
@@ -47,6 +51,8 @@ OVERHEAD_COLUMNS = {
     "µs/sample": "{microseconds:.2f}",
     "µs over the bare loop": "{over_bare_loop:.2f}",
 }
+SIZES = (400, 400), (500, 375), (1000, 750)
+CROP, RESIZE = 224, 256
 WORKERS = 2
 AHEAD = 4  # batches that two workers make ahead
 
@@ -112,6 +118,61 @@ def decoder_rows(name: str, report: Report, arguments: argparse.Namespace) -> li
         command += ["--folder", str(arguments.folder), "--json", str(result)] + ["--quick"] * arguments.quick
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         return json.loads(result.read_text())["tables"][0]["rows"]
+
+
+def training_rows(arguments: argparse.Namespace) -> list[Row]:
+    """Crops and reduced images for training, and formats other than JPEG."""
+    torch.set_num_threads(1)  # as in workers
+    kinds: dict[str, dict[str, Callable[[], Any]]] = {}
+    for width, height in SIZES:
+        files = [make_jpeg(number, width, height, noise=8) for number in range(4 if arguments.quick else 32)]
+        whole, size = image_decoder("rgb8").decode, f"{width}x{height}"
+        decoders: dict[str, dict[str, Callable[[bytes], Any]]] = {
+            f"random crops of {size}": {"crop_decoder": crop_decoder(CROP).decode, "pilrgb, crop, resize": _crop},
+            f"middles of {size}": {"center_crop_decoder": center_crop_decoder(CROP).decode, "pilrgb, resize": _middle},
+            f"{size}": {f"max_size={CROP}": image_decoder("rgb8", max_size=CROP).decode, "whole": whole},
+        }
+        for form in ("PNG", "WEBP"):
+            decoders[f"{form} of {size}"] = {"ours": whole, "Pillow": bare_decoder("pillow")}
+        for kind, contenders in decoders.items():
+            data = [_in_format(file, kind.partition(" ")[0]) for file in files]
+            kinds[kind] = {name: partial(map, decode, data) for name, decode in contenders.items()}
+    rows = []
+    for kind, epochs in kinds.items():
+        contenders = [Contender(name, partial(timed, epoch)) for name, epoch in epochs.items()]
+        rows += compare(kind, run_rounds(kind, contenders, arguments.rounds))
+    return rows
+
+
+def _in_format(jpeg: bytes, form: str) -> bytes:
+    if form not in ("PNG", "WEBP"):
+        return jpeg
+    file = io.BytesIO()
+    Image.open(io.BytesIO(jpeg)).save(file, form)
+    return file.getvalue()
+
+
+def _crop(data: bytes) -> torch.Tensor:
+    """What torchvision's RandomResizedCrop does to a PIL image."""
+    image = image_decoder("pilrgb").decode(data)
+    rows, columns = draw_crop(
+        (image.height, image.width), (CROP, CROP), (0.08, 1), (3 / 4, 4 / 3), random.Random(len(data))
+    )
+    box = columns.start, rows.start, columns.start + columns.length, rows.start + rows.length
+    return _as_tensor(image.crop(box).resize((CROP, CROP), Image.Resampling.BILINEAR))
+
+
+def _middle(data: bytes) -> torch.Tensor:
+    """What torchvision's Resize and CenterCrop do to a PIL image."""
+    image = image_decoder("pilrgb").decode(data)
+    factor = RESIZE / min(image.size)
+    image = image.resize((int(image.width * factor), int(image.height * factor)), Image.Resampling.BILINEAR)
+    left, top = (image.width - CROP) // 2, (image.height - CROP) // 2
+    return _as_tensor(image.crop((left, top, left + CROP, top + CROP)))
+
+
+def _as_tensor(image: Image.Image) -> torch.Tensor:
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1)
 
 
 def overhead_rows(arguments: argparse.Namespace) -> list[Row]:
@@ -218,6 +279,8 @@ def main() -> None:
     if not arguments.decoder:
         if not _is_installed("webdataset"):
             report.leave_out("webdataset", "not installed, it is in the [bench] extra")
+        title = "Crops, reduced images and other formats, in memory, one thread: medians and ratios of medians"
+        report.tables.append(Table(title, COLUMNS, training_rows(arguments), "samples_per_second", "images/s"))
         title = "Fields that cost nothing, all from the same samples in memory: medians"
         report.tables.append(Table(title, OVERHEAD_COLUMNS, overhead_rows(arguments), "microseconds", "µs/sample"))
     if arguments.dali:

@@ -72,6 +72,11 @@ def test_decode_compares_each_decoder_and_the_overhead(shards: Path, tmp_path: P
         expected |= {("from shards", "reading + bare loop"), ("from shards", "webdataset")}
         assert {(f"{name}, {how}", contender) for how, contender in expected} <= rows(content)
     assert {("txt, json, cls", name) for name in ("ours", "bare loop", "webdataset")} <= rows(content)
+    for size in ("400x400", "500x375", "1000x750"):
+        assert {(f"random crops of {size}", name) for name in ("crop_decoder", "pilrgb, crop, resize")} <= rows(content)
+        assert {(f"middles of {size}", name) for name in ("center_crop_decoder", "pilrgb, resize")} <= rows(content)
+        assert {(f"{form} of {size}", name) for form in ("PNG", "WEBP") for name in ("ours", "Pillow")} <= rows(content)
+        assert {(size, name) for name in ("max_size=224", "whole")} <= rows(content)
     assert ("DALI" in content["left_out"]) is not any("DALI" in contender for _, contender in rows(content))
 
 

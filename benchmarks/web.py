@@ -5,13 +5,16 @@
 "stream": the bytes of one shard, `open_shard` read to its end against curl, which writes to a pipe that this process
 empties, and to /dev/null. A server that tells neither a tag nor whether it gives parts costs a checksum of all bytes.
 "latency": samples out of small shards, from a server that waits 50 ms before each answer, against one that does not.
+"cache": samples read without a cache, through an empty folder of `cache_shards`, and from its copies.
 """
 
 from __future__ import annotations
 
 import inspect
+import os
 import shutil
 import subprocess
+import tempfile
 from argparse import Namespace
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -103,14 +106,33 @@ def latency_contenders(stack: ExitStack, shards: Shards, report: Report) -> list
     return [*contenders, Contender("ours, 50 ms", partial(timed, partial(_chain, far, shards)))]
 
 
-def _chain(address: str, shards: Shards, **options: Any) -> Any:
+def cache_contenders(stack: ExitStack, shards: Shards, _: Report) -> list[Contender]:
+    """Who reads samples with a cache, or without; the folder is in the temporary folder of the system."""
+    address = stack.enter_context(serve(shards.paths[0].parent))
+    folders = [stack.enter_context(tempfile.TemporaryDirectory(prefix="cache-")) for _ in range(2)]
+
+    def first_pass() -> Run:
+        shutil.rmtree(folders[0])
+        os.sync()
+        return timed(partial(_chain, address, shards, folder=folders[0]))
+
+    return [
+        Contender("ours, no cache", partial(timed, partial(_chain, address, shards))),
+        Contender("ours, first pass", first_pass),
+        Contender("ours, second pass", partial(timed, partial(_chain, address, shards, folder=folders[1]))),
+    ]
+
+
+def _chain(address: str, shards: Shards, folder: str | None = None, **options: Any) -> Any:
     urls = [f"{address}/{path.name}" for path in shards.paths]
-    return IterableWrapper(urls).load_wds_shards(**options).group_by_key()
+    return IterableWrapper(urls).cache_shards(folder).load_wds_shards(**options).group_by_key()
 
 
 CONTENDERS: dict[str, tuple[str, Callable[[ExitStack, Shards, Report], list[Contender]]]] = {
     "stream": ("1 GB", stream_contenders),
     "latency": (SMALL, latency_contenders),
+    "cache, text": ("text", cache_contenders),
+    "cache, images": ("images", cache_contenders),
 }
 
 
@@ -131,5 +153,5 @@ def measure(kind: str, report: Report, arguments: Namespace) -> list[Row]:
 
 
 def main() -> None:
-    """Measures both kinds."""
+    """Measures all kinds."""
     measure_kinds("http", __doc__, CONTENDERS, measure, "From a web server")

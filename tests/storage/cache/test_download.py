@@ -90,6 +90,17 @@ def test_all_copies_are_kept_when_an_epoch_ends(paths: list[str], tmp_path: Path
         assert len(copies(tmp_path / "cache")) == 5
 
 
+@pytest.mark.parametrize("options", [{}, {"read_ahead": 3}, {"interleave": 2}])
+def test_nothing_is_left_when_an_epoch_ends_early(paths: list[str], tmp_path: Path, options: dict[str, int]) -> None:
+    """What the threads still write is finished by then."""
+    for _ in range(5):
+        samples = iter(chain_of(paths, tmp_path / "cache", **options))
+        for _ in range(9):
+            next(samples)
+        samples.close()
+        assert not [path for path in (tmp_path / "cache").iterdir() if path.suffix in (".part", ".lock")]
+
+
 def test_a_reader_who_follows_gets_the_end_when_the_disk_is_slow(
     disk: SlowDisk, paths: list[str], tmp_path: Path
 ) -> None:

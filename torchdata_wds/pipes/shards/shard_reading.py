@@ -1,5 +1,6 @@
 """Reads the shards that items name: the loop of ``load_wds_shards``, without the pipe around it."""
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import ExitStack, closing
@@ -63,14 +64,15 @@ class ShardReading(NamedTuple):
         def end() -> None:
             nonlocal running
             running -= 1
-            if not running:
+            if not running and sys.exc_info()[0] in (None, GeneratorExit):  # not after Ctrl-C
                 wait_for_copies()
 
-        with closing(read_ahead(items, lead, self._start)) as started:
+        with ExitStack() as stack:
+            stack.callback(end)
+            started = stack.enter_context(closing(read_ahead(items, lead, self._start)))
             for item, ahead in started:
                 running += 1
                 yield self._units(item, ahead, ask, watch, end)
-        end()
 
     def samples(
         self, items: Iterable[Item], ask: Asked, *, lead: int = 0, width: int = 1, **rules: Any

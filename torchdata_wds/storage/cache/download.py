@@ -296,7 +296,7 @@ def wait_for_copies() -> None:
 
 
 def _wait_for_lingering(most: int) -> None:
-    _lingering[:] = [download for download in _lingering if not download.has_ended]
+    _lingering[:] = [download for download in _lingering if not download.has_ended and not _is_ending]
     for download in _lingering[: max(0, len(_lingering) - most)]:
         download._wait_for_end()
 

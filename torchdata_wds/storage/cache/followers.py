@@ -206,8 +206,8 @@ class FollowedShard(Source):
                 while download is not None and download.is_here and not (download.is_whole or download.has_ended):
                     if download.is_stopping or not download.wait_for(download.position, _FINISH_SECONDS):
                         break
-            if (download := self._download) is not None and self._position == download.position:
-                download.finish(lingers=self._lingers or is_failing)
+            if (download := self._download) is not None and self._position == download.position and not is_failing:
+                download.finish(lingers=self._lingers)
                 self._download = None
         finally:
             self._leave()

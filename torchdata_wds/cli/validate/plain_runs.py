@@ -21,6 +21,7 @@ from torchdata_wds.format.tar.members import MemberRun
 _RECORDS = re.compile(rb"(?:[0-9]+ (?!size=|GNU\.)[A-Za-z.]+=[^\n\0]+\n)+")
 _KEYWORD = re.compile(rb"[0-9]+ ([A-Za-z.]+)=[^\n\0]+\n")
 _OWNERS, _DATE, _SIZE, _SUM = slice(100, 124), slice(136, 148), slice(124, 136), slice(148, 156)
+_OCTAL_PLACES = 8 ** np.arange(10, -1, -1, dtype=np.int64)
 _number = lru_cache(1000)(headers.parse_number)
 Array = np.ndarray[Any, Any]
 
@@ -88,11 +89,31 @@ def _odd_rows(run: MemberRun, begins: Sequence[int]) -> list[bool]:
     parts = list(zip(run.keys, run.fields, strict=True))
     if len(set(parts)) < len(parts):
         _mark(rows, parts, {part for part, number in Counter(parts).items() if number > 1})
-    if begins[-1] - begins[0] > BLOCK * len(rows) + int((-(-(ends - starts) // BLOCK) * BLOCK).sum()):
-        for row, (begin, start) in enumerate(zip(begins, run.starts, strict=False)):
-            if start - begin != BLOCK and not _is_plain_extension(run.data, begin, start - BLOCK):
-                rows[row] = True
+    entries = np.array(begins)
+    extended = starts - entries[:-1] > BLOCK
+    if extended.any():
+        extended &= ~_are_dated(blocks, entries[:-1] // BLOCK, starts // BLOCK)
+        for row in extended.nonzero()[0].tolist():
+            rows[row] |= not _is_plain_extension(run.data, begins[row], run.starts[row] - BLOCK)
     return rows
+
+
+def _are_dated(blocks: Array, first: Array, content: Array) -> Array:
+    """Says which members have one PAX header before their own, with one record, ``mtime``, and zeros after it."""
+    dated: Array = content - first == 3
+    rows = dated.nonzero()[0]
+    heads, records = blocks.take(first[rows], axis=0), blocks.take(first[rows] + 1, axis=0)
+    digits = records[:, :2] - np.uint8(ord("0"))
+    sizes = digits @ np.array([10, 1])
+    octal = (heads[:, 124:135] - np.uint8(ord("0"))) @ _OCTAL_PLACES
+    is_plain = (heads[:, 156] == headers.PAX_HEADER[0]) & (digits < 10).all(axis=1) & (sizes > 9) & (octal == sizes)
+    is_plain &= (records[:, 2:9] == np.frombuffer(b" mtime=", np.uint8)).all(axis=1)
+    sizes[~is_plain] = 10
+    is_plain &= records[np.arange(len(rows)), sizes - 1] == ord("\n")
+    is_plain &= ~((records[:, :104] != 0) & (np.arange(104) >= sizes[:, np.newaxis])).any(axis=1)
+    is_plain &= ~records[:, 104:].any(axis=1)
+    dated[rows] = is_plain
+    return dated
 
 
 def _mark(rows: list[bool], values: Sequence[Any], odd: set[Any]) -> None:

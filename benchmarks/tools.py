@@ -1,4 +1,4 @@
-"""The command line: `wds cat` against cp and webdataset, `wds sort` in little memory, `wds show` of 200 samples.
+"""The command line against cp, GNU tar, webdataset and plain loading; `wds sort` in little memory, `wds show`.
 
     python benchmarks/tools.py [--quick] [--kind KIND ...] [--json FILE] [--chart FILE]
 
@@ -7,6 +7,8 @@ the imports, so it runs on Linux only; `cp` and `wds show` are timed from outsid
 page cache. "copying": what `wds cat` and `cp` write is made durable (fsync), what webdataset's loop writes is not.
 "sorting": by a class of ten values, with a tenth of the shards' size as memory and with room for all, against `wds cat`
 of the same shards; the order is compared with that of Python's stable sort. The goal is 3 times `wds cat`.
+"creating": a folder of the shards' members as files, `wds create` with fsync and GNU tar with sync; the goal is twice
+GNU tar. "checking": `wds validate` and the index of each shard, against loading all samples; the goal is twice.
 """
 
 from __future__ import annotations
@@ -39,7 +41,11 @@ before, start = peak(), perf_counter()
 print(json.dumps([perf_counter() - start, peak() - before]))
 """
 OURS = IN_CHILD.format(
-    imports="from torchdata_wds.cli.main import main",
+    imports="""
+from importlib import import_module
+from torchdata_wds.cli.main import main
+import_module("torchdata_wds.cli." + sys.argv[1])
+""",
     work="if main(sys.argv[1:]): sys.exit('it failed')",
 )
 WEBDATASET = IN_CHILD.format(
@@ -49,6 +55,24 @@ with webdataset.TarWriter(sys.argv[2], encoder=False) as writer:
     for sample in webdataset.WebDataset(sys.argv[1], shardshuffle=False):
         writer.write(sample)
 """,
+)
+LOADING = IN_CHILD.format(
+    imports="""
+from torch.utils.data.datapipes.iter import IterableWrapper
+import torchdata_wds
+def load(paths):
+    for _ in IterableWrapper(paths).list_shards().load_wds_shards().group_by_key():
+        pass
+load([])
+""",
+    work="load(sys.argv[1:])",
+)
+INDEXING = IN_CHILD.format(
+    imports="from torchdata_wds import index_shard",
+    work="for path in sys.argv[1:]: index_shard(path, to=False)",
+)
+VALIDATING = OURS.replace("if main(", "sys.stdout = open('/dev/null', 'w')\nif main(").replace(
+    "print(json.dumps", "sys.stdout = sys.__stdout__\nprint(json.dumps"
 )
 COLUMNS = {
     "kind": "{kind}",
@@ -61,6 +85,7 @@ COLUMNS = {
 }
 SHOWN = 200
 CAT = "ours, wds cat"
+LOAD = "ours, loading all samples"
 
 Peaks = dict[str, float]
 Measured = tuple[dict[str, Callable[[], Run]], Peaks]
@@ -100,7 +125,7 @@ def copying(shards: Shards, folder: Path, report: Report) -> Measured:
     """The ways to copy shards."""
     peaks: Peaks = {}
     out = str(folder / "out.tar")
-    ways: dict[str, Callable[[], Run]] = {CAT: concatenating(shards, Path(out), peaks)}
+    ways: dict[str, Callable[[], Run]] = {CAT: concatenating(shards, Path(out), peaks), LOAD: loading(shards, peaks)}
     try:
         import webdataset  # noqa: F401
     except ImportError:
@@ -112,6 +137,38 @@ def copying(shards: Shards, folder: Path, report: Report) -> Measured:
     paths = [str(path) for path in shards.paths]
     ways["cp, sync"] = partial(run_command, ["sh", "-c", line, "sh", *paths, str(folder)], shards.samples)
     return ways, peaks
+
+
+def loading(shards: Shards, peaks: Peaks) -> Callable[[], Run]:
+    """Loading all samples in one process, and nothing else."""
+    return partial(run_child, LOAD, peaks, LOADING, list(map(str, shards.paths)), shards.samples)
+
+
+def creating(shards: Shards, folder: Path, report: Report) -> Measured:  # noqa: ARG001 - as all
+    """The ways to make a shard of files, which are the members of the first shard."""
+    files, out = folder / "files", folder / "out.tar"
+    with tarfile.open(shards.paths[0]) as archive:
+        archive.extractall(files, filter="data")
+    count = len({path.name.partition(".")[0] for path in files.iterdir()})
+    peaks: Peaks = {}
+    name = "ours, wds create"
+    line = 'tar cf "$1" -C "$2" . && sync "$1"'
+    return {
+        name: partial(run_child, name, peaks, OURS, ["create", str(files), "-o", str(out), "--force"], count),
+        "GNU tar, sync": partial(run_command, ["sh", "-c", line, "sh", str(folder / "tar.tar"), str(files)], count),
+    }, peaks
+
+
+def checking(shards: Shards, folder: Path, report: Report) -> Measured:  # noqa: ARG001 - as all
+    """Loading, validating and indexing shards."""
+    peaks: Peaks = {}
+    paths = list(map(str, shards.paths))
+    names = "ours, wds validate", "ours, index_shard"
+    return {
+        LOAD: loading(shards, peaks),
+        names[0]: partial(run_child, names[0], peaks, VALIDATING, ["validate", *paths], shards.samples),
+        names[1]: partial(run_child, names[1], peaks, INDEXING, paths, shards.samples),
+    }, peaks
 
 
 def sorting(shards: Shards, folder: Path, report: Report) -> Measured:  # noqa: ARG001 - as all
@@ -164,6 +221,9 @@ def classes(paths: list[Path]) -> list[tuple[str, bytes]]:
 KINDS = {
     "copying text": ("text", copying),
     "copying images": ("images", copying),
+    "creating text": ("text", creating),
+    "checking text": ("text", checking),
+    "checking images": ("images", checking),
     "sorting text": ("text", sorting),
     "sorting images": ("images", sorting),
     "showing images": ("images", showing),

@@ -172,12 +172,14 @@ def test_write_compares_with_webdataset(shards: Path, tmp_path: Path) -> None:
 
 
 def test_tools_compares_the_commands(shards: Path, tmp_path: Path) -> None:
-    """`wds cat` beside cp and webdataset, `wds sort` with little and much memory, `wds show`; nothing stays behind."""
-    kinds = ("copying text", "sorting images", "showing images")
+    """Each command beside its rivals, `wds sort` with little and much memory; nothing stays behind."""
+    kinds = ("copying text", "creating text", "checking text", "sorting images", "showing images")
     printed, content = run("tools.py", shards, tmp_path, *(word for kind in kinds for word in ("--kind", kind)))
     check_table(printed, content)
     found = {kind: {contender for row_kind, contender in rows(content) if row_kind == kind} for kind in kinds}
-    assert found["copying text"] == {"ours, wds cat", "webdataset", "cp, sync"}
+    assert found["copying text"] == {"ours, wds cat", "ours, loading all samples", "webdataset", "cp, sync"}
+    assert found["creating text"] == {"ours, wds create", "GNU tar, sync"}
+    assert found["checking text"] == {"ours, loading all samples", "ours, wds validate", "ours, index_shard"}
     assert {"ours, wds cat", "ours, wds sort, in memory"} < found["sorting images"]
     assert len(found["sorting images"]) == 3
     assert len(found["showing images"]) == 2

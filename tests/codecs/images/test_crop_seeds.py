@@ -10,7 +10,7 @@ from PIL import Image
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from tests.kits.shards import image_file, write_tar
-from torchdata_wds import StatefulPipeline, WdsLoader, center_crop_decoder, crop_decoder, index_shard
+from torchdata_wds import StatefulPipeline, WdsLoader, center_crop_decoder, crop_decoder, handle_extension, index_shard
 from torchdata_wds.workers.resume.planner import find_chain
 
 SEED = 5
@@ -107,6 +107,10 @@ def test_resume_knows_which_decoder_draws(urls: list[str]) -> None:
     assert not find_chain(middle).draws
     assert find_chain(middle.wds_shuffle(5)).obstacle is None
     assert find_chain(source.wds_interleaved(images=crop_decoder(8))).draws
+    decode = crop_decoder(8).decode
+    assert find_chain(source.wds_decode(handle_extension("left.jpg", decode))).draws
+    assert find_chain(source.wds_map_dict(jpg=decode)).draws
+    assert not find_chain(source.wds_map_dict(jpg=center_crop_decoder(8).decode)).draws
 
 
 def test_crops_make_batches_in_workers(urls: list[str]) -> None:

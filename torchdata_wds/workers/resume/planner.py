@@ -234,7 +234,8 @@ def _is_function(value: Any, depth: int = 4) -> bool:
     inside = parts_of(value)
     if callable(value) and not isinstance(value, functools.partial):
         named = value if hasattr(value, "__qualname__") else type(value)
-        if not str(getattr(named, "__module__", None)).startswith(_TRUSTED) or getattr(named, "draws", False) is True:
+        owner = getattr(value, "__self__", value)  # of a method, such as that of a decoder of this package that draws
+        if not str(getattr(named, "__module__", None)).startswith(_TRUSTED) or getattr(owner, "draws", False) is True:
             return True
         # an object of this package may hold a user's function
         inside = [] if named is value else _contents(value)

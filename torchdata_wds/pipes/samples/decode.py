@@ -22,9 +22,9 @@ class SampleDecoderIterDataPipe(ItemMapper):
 
     Args:
         *decoders: Image specs (``"pil"``, ``"rgb8"``, ``"torchrgb"``, ...), ``"torchcodec"`` for video and audio, and
-            functions ``callable(key, data)``, such as those of `handle_extension` and `image_decoder`, and
-            `torch_video` and `torch_audio` (by PyAV). A function gets the field with a leading dot, and returns None to
-            pass. Functions are tried first, in order.
+            functions ``callable(key, data)``, such as those of `handle_extension`, `image_decoder` and
+            `crop_decoder`, and `torch_video` and `torch_audio` (by PyAV). A function gets the field with a leading dot,
+            and returns None to pass. Functions are tried first, in order.
         only: Which fields to decode: a list, or one str separated by blanks. Each is a whole name (``"png"`` is not
             ``seg.png``) or a glob (``"*.png"``); None decodes all.
         allow_pickle: Whether pickles may be loaded, which can run any code.

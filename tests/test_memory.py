@@ -22,10 +22,34 @@ print(min(read() for _ in range(3)))
 """
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other allocators have other rules")
+DECODE = """
+import io, resource, sys
+from PIL import Image
+from torchdata_wds import image_decoder
+file = io.BytesIO()
+Image.linear_gradient("L").resize((1000, 750)).convert("RGB").save(file, "WEBP")
+decode = image_decoder("rgb8").decode
+def faults():
+    begun = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(10):
+        decode(file.getvalue())
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_minflt - begun) / 10
+faults()
+print(min(faults() for _ in range(3)))
+"""
+
+pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other allocators have other rules")
+
+
 def test_reading_takes_no_new_pages(tmp_path: Path) -> None:
     """From the second epoch on, less than one page for each sample of 50 KB."""
     shard = tmp_path / "x.tar"
     write_tar(shard, [(f"{number:06d}.jpg", bytes(50_000)) for number in range(400)])
     run = subprocess.run([sys.executable, "-c", READ, shard], capture_output=True, text=True, check=True)
     assert float(run.stdout) < 1
+
+
+def test_decoding_takes_no_new_pages() -> None:
+    """Neither do the pixels of an image, here of 2.25 MB."""
+    run = subprocess.run([sys.executable, "-c", DECODE], capture_output=True, text=True, check=True)
+    assert float(run.stdout) < 10

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pytest
 import torch
@@ -18,8 +19,11 @@ from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 import torchdata_wds  # registers the functional forms
+from tests.kits.shards import tar_bytes
 from tests.kits.workers_kit import run_script
+from torchdata_wds import WdsLoader
 from torchdata_wds.pipes.resume_facts import EpochEnded, Facts, PassBegun, PassEnded, ShardBegun, SkipNotice, Wanted
+from torchdata_wds.storage import listing
 from torchdata_wds.workers.resume import packed_facts
 from torchdata_wds.workers.resume.checkpoints import UNSTARTED, Checkpoint, Streams, Turns
 from torchdata_wds.workers.resume.packed_facts import pack_facts, unpack_facts
@@ -505,6 +509,21 @@ def test_shards_are_looked_up_when_a_pattern_names_a_folder(tmp_path: Path) -> N
     assert before == describe_shards(pipe)["shards"]
     (tmp_path / "b.tar").touch()
     assert describe_shards(pipe)["shards"][0][0] == 2
+
+
+def test_epoch_searches_a_store_once_when_no_state_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store may list for minutes: its shards are listed for a state only when one is taken."""
+    searched = []
+    search = listing._search_store
+    fsspec.filesystem("memory").pipe("/listed-once/a.tar", tar_bytes([("a.cls", b"1")]))
+    monkeypatch.setattr(listing, "_search_store", lambda place: searched.append(place) or search(place))
+    pipe = IterableWrapper(["memory://listed-once/*.tar"]).list_shards().sharding_filter().load_wds_shards()
+    loader = WdsLoader(pipe.group_by_key())
+    items = iter(loader)
+    assert next(items)["__key__"] == "a"
+    assert len(searched) == 1
+    assert loader.state_dict()
+    assert len(searched) == 2
 
 
 def signature_of(pipe: IterDataPipe, **more: Any) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from torchdata_wds.codecs.images.pixels import Pixels
+from torchdata_wds.memory import keep_memory
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -30,6 +31,7 @@ _COLOUR = re.compile(r"(RGB|RGBA|RGBX);16[LBN]")
 
 def open_image(data: bytes) -> ImageFile:
     """Reads the header of an image file; raises ``DecompressionBombError`` where Pillow would only warn."""
+    keep_memory()
     pillow, formats = _pillow()
     image = pillow.open(io.BytesIO(data), formats=formats)
     limit, pixels = pillow.MAX_IMAGE_PIXELS, image.width * image.height

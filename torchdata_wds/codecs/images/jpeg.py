@@ -11,6 +11,7 @@ import numpy as np
 
 from torchdata_wds.codecs.images.files import open_image, read_orientation
 from torchdata_wds.codecs.images.pixels import Pixels
+from torchdata_wds.memory import keep_memory
 
 # JPEG files: the first bytes, the frame header, and the markers of segments.
 _START = b"\xff\xd8\xff"
@@ -101,6 +102,7 @@ def open_jpeg(data: bytes, mode: str, *, exif_transpose: bool) -> JpegFile | Non
     libraries = _libraries()
     if libraries is None or not data.startswith(_START):
         return None
+    keep_memory()
     limit = libraries[1].MAX_IMAGE_PIXELS
     try:
         header = _read_header(data)

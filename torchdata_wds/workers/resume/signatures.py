@@ -189,13 +189,22 @@ def list_shards(*datapipes: Any) -> Listing:
 
 
 def is_quickly_listed(*datapipes: Any) -> bool:
-    """Returns whether graphs read shards, and describing what they are made from takes little time."""
+    """Returns whether graphs read shards, and listing them asks no store and takes little time."""
     pipes = [pipe for datapipe in datapipes for pipe in upstream(datapipe)]
     wrapped = [pipe.iterable for pipe in pipes if type(pipe) is IterableWrapper]
     return any(map(_reads_shards, pipes)) and all(
-        isinstance(items, (list, tuple)) and (len(items) <= _FEW_ITEMS or set(map(type, items)) == {str})
+        isinstance(items, (list, tuple))
+        and (len(items) <= _FEW_ITEMS or set(map(type, items)) == {str})
+        and not any(map(_is_searched_for, items))
         for items in wrapped
     )
+
+
+def _is_searched_for(item: Any) -> bool:
+    """Returns whether an item may be a pattern or folder of a store."""
+    if isinstance(item, (list, tuple)):
+        return any(map(_is_searched_for, item))
+    return isinstance(item, str) and "://" in item and ("*" in item or "[" in item or item.endswith("/"))
 
 
 def _reads_shards(pipe: Any) -> bool:

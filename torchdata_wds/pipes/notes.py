@@ -48,12 +48,22 @@ def note_source_failure(error: BaseException, pipe: IterDataPipe[Any] | None = N
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     first = 0
     for number, frame in enumerate(frames):
-        if isinstance(frame.f_locals.get("self"), IterDataPipe):
-            pipe, first = frame.f_locals["self"], number
+        if (stage := _stage_of(frame.f_locals.get("self"))) is not None:
+            pipe, first = stage, number
     if pipe is not None:
         # A user's generator function in wds_compose has the sample in its own frame, inside the pipe's.
         values = (value for frame in frames[first : first + 4] for value in reversed(frame.f_locals.values()))
         note_failure(error, pipe, next((value for value in values if _place(value)), None))
+
+
+def _stage_of(worker: Any) -> IterDataPipe[Any] | None:
+    """Returns the pipe that an object is, or works for."""
+    if isinstance(worker, IterDataPipe):
+        return worker
+    with suppress(Exception):  # a user's object may raise anything
+        if isinstance(worker.stage, IterDataPipe):
+            return worker.stage
+    return None
 
 
 def _latest(pipe: IterDataPipe[Any]) -> Any:

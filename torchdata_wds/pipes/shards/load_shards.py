@@ -76,6 +76,7 @@ class ShardLoaderIterDataPipe(HandlingPipe[ShardMember]):
     """
 
     reads_shards = True
+    helper_types = (ShardReading,)  # whose methods run for it
 
     def __init__(
         self,
@@ -153,6 +154,7 @@ class ShardLoaderIterDataPipe(HandlingPipe[ShardMember]):
             self.require_end_marker,
             self.concatenated,
             self.max_member_bytes,
+            self,
         )
         items = map(Item, self.source_datapipe) if watch is None else self._items_from(begun, skips or {})
         with closing(reading.shards(items, self.read_ahead, ask, watch)) as shards:

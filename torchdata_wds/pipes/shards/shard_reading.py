@@ -51,6 +51,7 @@ class ShardReading(NamedTuple):
     require_end_marker: bool = True
     concatenated: bool = False
     max_member_bytes: int = DEFAULT_MAX_MEMBER_BYTES
+    stage: Any = None  # the pipe that it reads for, which errors name
 
     def shards(
         self, items: Iterable[Item], lead: int, ask: Asked, watch: Watch | None = None

@@ -97,8 +97,9 @@ class StageFinder:
 
 
 def _codes(kind: type) -> set[CodeType]:
-    """Returns the code of all methods of a type of stage."""
-    methods = (inspect.unwrap(value) for base in kind.__mro__ for value in vars(base).values() if callable(value))
+    """Returns the code of all methods of a type of stage, and of those that work for it."""
+    bases = [base for owner in (kind, *getattr(kind, "helper_types", ())) for base in owner.__mro__]
+    methods = (inspect.unwrap(value) for base in bases for value in vars(base).values() if callable(value))
     return {method.__code__ for method in methods if inspect.isfunction(method)}
 
 

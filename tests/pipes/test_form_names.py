@@ -127,6 +127,13 @@ def test_names_near_a_form_are_answered(name: str) -> None:
         getattr(WebDataset("x.tar"), name)
 
 
+@pytest.mark.parametrize("name", ["wds_map", "group_by_key", "cycle"])
+def test_forms_are_answered_when_taken_for_exports(name: str) -> None:
+    """Not with another spelling: the name is right, but the package has no function of it."""
+    with pytest.raises(AttributeError, match=rf"no attribute '{name}': {name} is a form: write \.{name}\("):
+        getattr(torchdata_wds, name)
+
+
 @pytest.mark.parametrize(
     "name", ["set_epoch", "state_dict", "__getitems__", "_private", "shape", "dataset", "__array__"]
 )

@@ -314,7 +314,7 @@ def _hint(name: str, forms: Collection[str]) -> str:
         return f".{name} is WebDataset's; here {METHODS[name]}"
     if f"wds_{name}" in forms:
         return f".{name}(...){' of WebDataset' if name in SHORTER else ''} is .wds_{name}(...) here"
-    if name.startswith("wds_"):
+    if name.startswith("wds_") and name not in forms:
         import difflib
 
         near = difflib.get_close_matches(name, forms, n=1, cutoff=0.8)

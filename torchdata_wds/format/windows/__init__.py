@@ -113,7 +113,7 @@ def _pass_dates(
 
 
 def _are_dates(records: Array, sizes: Array) -> Array:
-    """Returns which blocks hold nothing but sound records of dates, each of 10 to 99 bytes, in so many bytes."""
+    """Returns which blocks hold, in their first `sizes` bytes, nothing but sound records of dates of 10 to 99 bytes."""
     positions, are_dates = np.zeros(len(records), np.int64), np.ones(len(records), np.bool_)
     rows = np.arange(len(records))
     while len(rows):
@@ -173,7 +173,7 @@ def _extend(data: bytes, begins: Array, names: list[str], extended: Iterable[tup
 
 
 def _read_records(kind: int, content: bytes, size: int) -> dict[str, bytes] | None:
-    """Reads what an extended header says; None where it is none, is damaged, or says more than a name or dates."""
+    """Reads what an extended header says; None if it is another kind, damaged, or says more than a name or dates."""
     try:
         if kind == headers.LONG_NAME:
             return {"path": headers.long_name(content, size)}

@@ -20,7 +20,7 @@ def _repeated(byte: int) -> np.uint64:
 
 
 _ZEROS, _NO_DIGIT = _repeated(ord("0")), _repeated(0xF8)
-_FOUR, _SIX, _SEVEN = (np.uint64((1 << 8 * number) - 1) for number in (4, 6, 7))  # so many bytes of a word
+_FOUR, _SIX, _SEVEN = (np.uint64((1 << 8 * number) - 1) for number in (4, 6, 7))  # the first bytes of a word
 _EVEN, _LOW_HALF = np.uint64(0x00FF00FF00FF00FF), np.uint64(0x0000FFFF0000FFFF)
 # What must be 0 once the zeros of the digits are taken away. After the digits, a blank is as good as a NUL.
 _SIZE_ZEROS, _SUM_ZEROS = _ZEROS & _SEVEN, _ZEROS & _SIX
@@ -67,7 +67,7 @@ def sizes_of(heads: Array, used: Array) -> tuple[Array, Array]:
 def _byte_sums(heads: Array, used: Array, field: Array) -> Array:
     """Sums the bytes of each header; the eight of the checksum's field count as blanks."""
     lanes: Array = np.add.reduce(_byte_pairs(heads.take(used.nonzero()[0], axis=1)), axis=1)
-    lanes -= _byte_pairs(field)  # no lane borrows, as it holds these and others
+    lanes -= _byte_pairs(field)  # no lane of a sound header borrows: its magic and sizes add more than two digits
     pairs = (lanes & _LOW_HALF) + (lanes >> _BITS[16] & _LOW_HALF)
     sums: Array = (pairs & _FOUR) + (pairs >> _BITS[32]) + _BLANKS
     return sums

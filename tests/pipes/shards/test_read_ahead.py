@@ -3,6 +3,8 @@
 import itertools
 import pickle
 import random
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -308,3 +310,20 @@ def test_resume_refuses_other_shards_when_they_are_interleaved(tmp_path: Path) -
     other.restart(Wanted((), 13), begun, in_shard, is_over=False)
     with pytest.raises(ShardListError, match="differ from those of the resumed run"):
         list(other)
+
+
+UNFINISHED = """
+import sys, torch
+import torchdata_wds
+from torch.utils.data.datapipes.iter import IterableWrapper
+torch.kept = sys.modules["__main__"]  # so that its iterator outlives the names of other modules
+samples = iter(IterableWrapper(sys.argv[1:]).load_wds_shards(read_ahead=2).group_by_key())
+next(samples)
+"""
+
+
+def test_a_program_may_end_with_an_unfinished_iterator(tmp_path: Path) -> None:
+    """Nothing about it appears on standard error."""
+    paths = write_text_shards(tmp_path, [3, 3, 3])
+    done = subprocess.run([sys.executable, "-c", UNFINISHED, *paths], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -1,12 +1,14 @@
 """Reads the shards that items name: the loop of ``load_wds_shards``, without the pipe around it."""
 
+import os
 import sys
+import weakref
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from functools import partial
 from itertools import chain, count
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from torchdata_wds import storage
 from torchdata_wds.errors import ChangedShardError, ShardFormatError, ShardListError
@@ -26,6 +28,9 @@ from torchdata_wds.storage.byte_streams import stored_version
 from torchdata_wds.storage.cache import wait_for_copies
 from torchdata_wds.storage.places import meter_for
 from torchdata_wds.storage.read_ahead import ReadAhead
+from torchdata_wds.storage.targets.base import run_at_end
+
+T = TypeVar("T")
 
 #: Counts the openings of all loaders of this process: streams of several loaders may be joined.
 _visits = count(1)
@@ -60,12 +65,18 @@ class ShardReading(NamedTuple):
 
         Start each generator before taking the next, and close it if it is not exhausted. `watch` records each shard.
         """
+        return _closed_at_end(self._shards(items, lead, ask, watch))
+
+    def _shards(
+        self, items: Iterable[Item], lead: int, ask: Asked, watch: Watch | None
+    ) -> Generator[Generator[Unit, None, None], None, None]:
         running = 1  # this generator, and those of the shards; the last one that ends waits for the copies
 
         def end() -> None:
             nonlocal running
             running -= 1
-            if not running and sys.exc_info()[0] in (None, GeneratorExit):  # not after Ctrl-C
+            # Not after Ctrl-C. A StopIteration is that of a former epoch, in whose handler this one runs.
+            if not running and sys.exc_info()[0] in (None, GeneratorExit, StopIteration):
                 wait_for_copies()
 
         with ExitStack() as stack:
@@ -73,7 +84,7 @@ class ShardReading(NamedTuple):
             started = stack.enter_context(closing(read_ahead(items, lead, self._start)))
             for item, ahead in started:
                 running += 1
-                yield self._units(item, ahead, ask, watch, end)
+                yield _closed_at_end(self._units(item, ahead, ask, watch, end))
 
     def samples(
         self, items: Iterable[Item], ask: Asked, *, lead: int = 0, width: int = 1, **rules: Any
@@ -166,6 +177,24 @@ class ShardReading(NamedTuple):
                 least = part.start - part.step + 1 if item.skip else 0
                 units = slice_members(units, key_splitter(self.keys), part, first=first, least=least, shard=shown)
             yield from units
+
+
+# Iterators that a program leaves unfinished are closed when it exits: later, Python has cleared the names of modules, and
+# closing them would fail.
+_unfinished: weakref.WeakSet[Generator[Any, None, None]] = weakref.WeakSet()
+os.register_at_fork(after_in_child=_unfinished.clear)
+
+
+def _closed_at_end(generator: Generator[T, None, None]) -> Generator[T, None, None]:
+    _unfinished.add(generator)
+    run_at_end(_close_unfinished)
+    return generator
+
+
+def _close_unfinished() -> None:
+    for generator in list(_unfinished):
+        with suppress(Exception):  # another thread may be running it
+            generator.close()
 
 
 def identity_of(item: Any) -> Any:

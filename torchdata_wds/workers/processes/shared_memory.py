@@ -87,6 +87,7 @@ class Segment:
     """One piece of shared memory, as the worker sees it; only bytes that are written occupy memory."""
 
     descriptor = -1  # before the file is open
+    _close = os.close  # kept here, because Python clears the names of modules at exit
 
     def __init__(self, number: int, capacity: int) -> None:
         self.number = number
@@ -128,7 +129,7 @@ class Segment:
         """Closes the file once the main process has it; the memory stays mapped."""
         descriptor, self.descriptor = self.descriptor, -1
         if descriptor >= 0:
-            os.close(descriptor)
+            self._close(descriptor)
 
     def __del__(self) -> None:
         self.close_descriptor()  # if it was never sent

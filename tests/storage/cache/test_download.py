@@ -1,6 +1,7 @@
 """Copies that a thread finishes while their readers go on: kept whole, few at a time, or given up with a warning."""
 
 import errno
+import gc
 import multiprocessing
 import os
 import threading
@@ -13,6 +14,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 
 from tests.kits.processes import wait_until
 from tests.kits.shards import keys_of, tar_bytes, text_samples
+from tests.kits.workers_kit import time_limit
 from torchdata_wds import handlers
 from torchdata_wds.storage.cache import ShardCache, wait_for_copies
 from torchdata_wds.storage.cache import download as downloading
@@ -109,11 +111,61 @@ def test_a_reader_who_follows_gets_the_end_when_the_disk_is_slow(
     with cache.open(paths[0], copy, lingers=True) as first, cache.open(paths[0], copy, lingers=True) as second:
         assert first.read() == SHARDS[0]
         assert second.read() == SHARDS[0]
-        assert disk.waiting == 1
+        assert wait_until(lambda: disk.waiting == 1)
     assert not Path(copy).exists()
     disk.gate.set()
     wait_for_copies()
     assert Path(copy).read_bytes() == SHARDS[0]
+
+
+def test_a_reader_who_follows_does_not_need_the_one_who_has_gone_on(
+    disk: SlowDisk, paths: list[str], tmp_path: Path
+) -> None:
+    """The download keeps its lock, so the file is not taken for one that was given up."""
+    cache, copy = ShardCache(str(tmp_path)), str(tmp_path / "copy")
+    with cache.open(paths[0], copy, lingers=True) as first, cache.open(paths[0], copy, lingers=True) as second:
+        assert first.read() == SHARDS[0]
+        first.close()
+        threading.Timer(5, disk.gate.set).start()
+        assert second.read() == SHARDS[0]
+        assert wait_until(lambda: disk.waiting == 1)
+
+
+def test_an_epoch_may_run_in_the_handler_of_a_stop_iteration(
+    disk: SlowDisk, paths: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in ``try: next(batches) except StopIteration: batches = iter(loader)``: its copies are kept too."""
+    monkeypatch.setattr(downloading.Download.stop, "__defaults__", (0.01,))
+    threading.Timer(0.2, disk.gate.set).start()
+    try:
+        next(iter([]))
+    except StopIteration:
+        assert len(list(chain_of(paths, tmp_path / "cache"))) == 15
+        assert len(copies(tmp_path / "cache")) == 5
+
+
+def test_a_download_never_waits_for_itself(paths: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A garbage collection may close an abandoned iterator in the thread of a download."""
+    is_left = threading.Event()
+
+    def fsync(_: int) -> None:
+        assert is_left.wait(20)
+        gc.collect()
+
+    monkeypatch.setattr(downloading.os, "fsync", fsync)
+    gc.disable()
+    try:
+        cycle: list[Any] = [iter(chain_of(paths, tmp_path / "cache"))]
+        cycle.append(cycle)
+        for _ in range(4):  # one more than the first shard has
+            next(cycle[0])
+        del cycle
+        is_left.set()
+        with time_limit(20):
+            wait_for_copies()
+    finally:
+        gc.enable()
+    assert not list((tmp_path / "cache").glob("*.lock"))
 
 
 def test_a_stream_that_does_not_linger_is_closed_when_its_copy_is_kept(

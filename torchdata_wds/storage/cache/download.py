@@ -30,6 +30,7 @@ _PATIENCE_TO_FINISH = 10.0
 #: How many downloads may finish their copies while the readers go on to other shards.
 _MOST_LINGERING = 2
 _SENT_AT_ONCE = 8 << 20
+_THREAD = "wds-cache"
 
 
 class Download:
@@ -93,7 +94,7 @@ class Download:
     def start(self) -> LockedFile:
         """Runs the download in a thread; returns its file, open for the reader."""
         file = LockedFile(os.dup(self._file.fileno()))
-        self._thread = threading.Thread(target=self.run, name="wds-cache", daemon=True)
+        self._thread = threading.Thread(target=self.run, name=_THREAD, daemon=True)
         try:
             self._thread.start()
         except RuntimeError:  # no more threads can be started: download before returning
@@ -177,6 +178,8 @@ class Download:
         self.close()
 
     def _wait_for_end(self, seconds: float | None = None) -> None:
+        if threading.current_thread().name == _THREAD:
+            return  # a garbage collection in the thread of a download closes a reader: that thread must go on
         with self._changed:
             self._changed.wait_for(lambda: self.has_ended, seconds)
 
@@ -296,8 +299,12 @@ def wait_for_copies() -> None:
 
 
 def _wait_for_lingering(most: int) -> None:
-    _lingering[:] = [download for download in _lingering if not download.has_ended and not _is_ending]
-    for download in _lingering[: max(0, len(_lingering) - most)]:
+    for download in list(_lingering):
+        if download.has_ended or _is_ending:
+            with contextlib.suppress(ValueError):  # several threads may be here
+                _lingering.remove(download)
+    waiting = list(_lingering)
+    for download in waiting[: max(0, len(waiting) - most)]:
         download._wait_for_end()
 
 

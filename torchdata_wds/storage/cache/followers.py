@@ -9,6 +9,7 @@ import contextlib
 import io
 import os
 import sys
+from types import NoneType
 
 from torchdata_wds.errors import ShardOpenError, WdsError
 from torchdata_wds.storage import open_shard
@@ -199,16 +200,20 @@ class FollowedShard(Source):
 
     def _close(self) -> None:
         try:
-            # Do not wait while an exception such as Ctrl-C is being handled.
-            is_failing = sys.exc_info()[0] is not None
-            if self._finish and not self._is_interrupted and not is_failing:
+            # Do not wait while an exception such as Ctrl-C is being handled. A StopIteration may be that of a former
+            # epoch: many programs begin the next one in its handler.
+            error = sys.exc_info()[1]
+            if self._finish and not self._is_interrupted and error is None:
                 download = self._download
                 while download is not None and download.is_here and not (download.is_whole or download.has_ended):
                     if download.is_stopping or not download.wait_for(download.position, _FINISH_SECONDS):
                         break
+            is_failing = not isinstance(error, (StopIteration, NoneType))
             if (download := self._download) is not None and self._position == download.position and not is_failing:
                 download.finish(lingers=self._lingers)
                 self._download = None
+                if self._file is not None and download.is_whole and not download.has_ended:
+                    self._file.leave()  # not closed, which would release the lock that the download still needs
         finally:
             self._leave()
             if self._proof is not None:

@@ -179,8 +179,8 @@ class ShardReading(NamedTuple):
             yield from units
 
 
-# Iterators that a program leaves unfinished are closed when it exits: later, Python has cleared the names of modules, and
-# closing them would fail.
+# Iterators that a program leaves unfinished are closed when it exits: later, Python has cleared the names of modules,
+# and closing them would fail.
 _unfinished: weakref.WeakSet[Generator[Any, None, None]] = weakref.WeakSet()
 os.register_at_fork(after_in_child=_unfinished.clear)
 

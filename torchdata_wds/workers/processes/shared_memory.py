@@ -87,7 +87,7 @@ class Segment:
     """One piece of shared memory, as the worker sees it; only bytes that are written occupy memory."""
 
     descriptor = -1  # before the file is open
-    _close = os.close  # kept here, because Python clears the names of modules at exit
+    _close = staticmethod(os.close)  # kept here, because Python clears the names of modules at exit
 
     def __init__(self, number: int, capacity: int) -> None:
         self.number = number

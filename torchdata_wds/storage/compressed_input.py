@@ -8,6 +8,9 @@ from torchdata_wds.errors import DOWNLOAD_AGAIN, Advice, ShardFormatError
 #: The most memory for an xz stream, in bytes: four times the need of ``xz -9``. A small file can demand 4 GiB.
 XZ_MEMORY_LIMIT = 256 << 20
 
+#: The largest window of a zstd frame, in bytes; also the default limit of the command zstd.
+ZSTD_MEMORY_LIMIT = 128 << 20
+
 # The size of the buffer: two zstd blocks.
 _BUFFER = 256 * 1024
 
@@ -115,6 +118,11 @@ class CompressedInput:
             return self._error(
                 f"takes more than {XZ_MEMORY_LIMIT >> 20} MiB of memory to decompress: its xz dictionary is larger. "
                 "Compress it again with a preset of xz, or read it through 'pipe:xz -dc PATH'."
+            )
+        if "too much memory" in str(found):
+            return self._error(
+                f"takes more than {ZSTD_MEMORY_LIMIT >> 20} MiB of memory to decompress: its zstd window is larger. "
+                "Compress it again with --long=27 at most, or read it through 'pipe:zstd -dc --long=31 PATH'."
             )
         wrong = f"is damaged: its {self.format} data is wrong before byte {self._position:,} (compressed)"
         return self._error(f"{wrong}: {found}.", DOWNLOAD_AGAIN)

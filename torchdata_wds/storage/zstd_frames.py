@@ -4,13 +4,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from torchdata_wds.errors import ShardOpenError
-from torchdata_wds.storage.compressed_input import CompressedInput
+from torchdata_wds.storage.compressed_input import ZSTD_MEMORY_LIMIT, CompressedInput
 
 #: The first bytes of frames that are skipped.
 SKIPPABLE = tuple(bytes([first]) + b"\x2a\x4d\x18" for first in range(0x50, 0x60))
 
-# The largest window of a frame, in bytes; also the default limit of the command zstd.
-_MEMORY_LIMIT = 128 << 20
 _RLE_BLOCK, _COMPRESSED_BLOCK, _RESERVED_BLOCK = 1, 2, 3
 
 # The most bytes that a block decompresses to.
@@ -27,7 +25,7 @@ def decode_zstd(data: CompressedInput) -> Iterator[memoryview | int]:
             "pip install 'torchdata_wds[zstd]'",
             shard=data.shard,
         ) from error
-    decompressor = zstandard.ZstdDecompressor(max_window_size=_MEMORY_LIMIT)
+    decompressor = zstandard.ZstdDecompressor(max_window_size=ZSTD_MEMORY_LIMIT)
     for _ in data.streams():
         if data.peek(4) in SKIPPABLE:
             data.exactly(4)
@@ -41,7 +39,8 @@ def decode_zstd(data: CompressedInput) -> Iterator[memoryview | int]:
             yield from _decode_frame(data, frame, decompressor.stream_reader(source).readinto1)
         except zstandard.ZstdError as error:
             frame.give_back()
-            raise data.damaged(error) from error
+            # Its traceback would keep buffers of zstandard's cffi backend, which crash Python when they are collected.
+            raise data.damaged(error) from error.with_traceback(None)
 
 
 def _decode_frame(

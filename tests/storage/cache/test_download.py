@@ -168,6 +168,24 @@ def test_a_download_never_waits_for_itself(paths: list[str], tmp_path: Path, mon
     assert not list((tmp_path / "cache").glob("*.lock"))
 
 
+def test_copies_that_are_finished_together_keep_to_the_limit(
+    disk: SlowDisk, paths: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each that nobody reads any more can be evicted as soon as it has its name."""
+    for number in range(20):
+        disk.gate.clear()
+        folder = tmp_path / f"cache-{number}"
+        cache = ShardCache(str(folder), max_bytes=len(SHARDS[0]) * 1.5)
+        for path in paths[:2]:
+            with cache.open(path, str(folder / Path(path).name), lingers=True) as stream:
+                stream.read()
+        assert wait_until(lambda: disk.waiting == 2)
+        disk.gate.set()
+        wait_for_copies()
+        assert len(copies(folder)) == 1
+    assert caplog.text == ""
+
+
 def test_a_stream_that_does_not_linger_is_closed_when_its_copy_is_kept(
     disk: SlowDisk, paths: list[str], tmp_path: Path
 ) -> None:

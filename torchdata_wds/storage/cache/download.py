@@ -115,8 +115,7 @@ class Download:
             # In this order: the shared lock on the file tells readers in other processes that no more bytes follow. If
             # the file is not complete, they start a download of their own at once, and must find this one released.
             self._release()
-            self._file.lock(shared=True)
-            self._file.leave()
+            self._leave_file()
             if not self._unwritten or self.is_stopping:
                 self._close_source()
             with self._changed:
@@ -182,6 +181,11 @@ class Download:
             return  # a garbage collection in the thread of a download closes a reader: that thread must go on
         with self._changed:
             self._changed.wait_for(lambda: self.has_ended, seconds)
+
+    def _leave_file(self) -> None:
+        if not self._file.closed:
+            self._file.lock(shared=True)
+            self._file.leave()
 
     def _close_source(self) -> None:
         source, self._source = self._source, None
@@ -266,6 +270,7 @@ class Download:
             self._check_size(self.position)
             with cache.room_for(self.position):
                 os.rename(self._part, self._lock.path)  # noqa: PTH104 - strs
+                self._leave_file()  # now, so that another download can evict the copy if nobody reads it
             size = f"{self.position:,}"
             cache.report("downloaded %s: %s bytes in %.1f s", mask_url(self._url), size, seconds)
         except (WdsError, OSError) as error:

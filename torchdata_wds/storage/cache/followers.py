@@ -210,10 +210,10 @@ class FollowedShard(Source):
                         break
             is_failing = not isinstance(error, (StopIteration, NoneType))
             if (download := self._download) is not None and self._position == download.position and not is_failing:
-                download.finish(lingers=self._lingers)
-                self._download = None
                 if self._file is not None and download.is_whole and not download.has_ended:
                     self._file.leave()  # not closed, which would release the lock that the download still needs
+                download.finish(lingers=self._lingers)
+                self._download = None
         finally:
             self._leave()
             if self._proof is not None:

@@ -278,10 +278,13 @@ def test_crop_follows_the_generator_of_random() -> None:
 
 
 def test_flip_mirrors_the_same_crop() -> None:
-    """From left to right, as often as told."""
+    """From left to right, as often as told, also with 16 bits."""
     data = image_file(picture((200, 150)))
-    for spec in ("rgb8", "torchrgb8", "torchrgb", "l8"):
-        assert np.array_equal(same(crop_decoder(32, spec, flip=1), data), same(crop_decoder(32, spec), data)[:, ::-1])
+    deep = image_file(Image.fromarray(np.arange(30_000, dtype=np.uint16).reshape(150, 200)))
+    for spec in ("rgb8", "torchrgb8", "torchrgb", "l8", "l", "torchl", "rgba"):
+        for file in (data, deep):
+            found, plain = same(crop_decoder(32, spec, flip=1), file), same(crop_decoder(32, spec), file)
+            assert np.array_equal(found, plain[:, ::-1])
     decoder = crop_decoder(32, flip=0.25)
     flipped = [not np.array_equal(same(decoder, data, s), same(crop_decoder(32), data, s)) for s in range(200)]
     assert 25 < sum(flipped) < 75

@@ -215,11 +215,13 @@ def _placed(region: Region, step: int) -> tuple[slice, slice]:
 
 def _finished(pixels: Pixels, orientation: int, is_flipped: bool, spec: Any) -> Any:
     pixels = turn(pixels, orientation)
-    if is_flipped:
+    if is_flipped and pixels.itemsize == 1:
         import torch
 
-        # torch mirrors pixels 20 times as fast as NumPy
+        # torch mirrors pixels 20 times as fast as NumPy, but none of 16 bits
         pixels = torch.from_numpy(np.ascontiguousarray(pixels)).flip(1).numpy()
+    elif is_flipped:
+        pixels = pixels[:, ::-1]
     return to_values(pixels, spec, is_own=True)
 
 

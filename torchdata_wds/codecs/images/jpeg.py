@@ -59,6 +59,8 @@ class JpegFile(NamedTuple):
             return None
         lines = self.size[1] if rows is None else self._lines(step, rows)
         width, height = -(-self.size[0] // step), -(-lines // step)
+        if step > 1 and max(self.size[0], lines) < 8:
+            return None  # 3/8 of 3 pixels, which libjpeg also makes, are as many as 1/2
         options = {"min_width": width, "min_height": height}
         try:
             if lines < self.size[1]:

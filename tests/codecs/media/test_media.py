@@ -134,6 +134,7 @@ def test_torch_video_gives_the_very_frames_and_samples_when_the_codecs_are_lossl
     assert (audio.dtype, tuple(audio.shape)) == (torch.float32, (1, 8000))
     assert np.array_equal(audio.numpy(), SOUND / np.float32(2**15))
     assert (info["video_fps"], info["audio_fps"], info["audio_start"]) == (10.0, 8000, 0.0)
+    assert [type(info[name]) for name in ("video_fps", "audio_fps", "audio_start")] == [float, int, float]
     assert info["video_pts"].tolist() == [number / 10 for number in range(10)]
 
 

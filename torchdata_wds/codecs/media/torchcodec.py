@@ -130,7 +130,8 @@ class _Video:
         if facts.codec in ("mjpeg", "png") and len(decoder) == 1 and _open(data, "Audio") is not None:
             raise ValueError("it has no video stream, only audio and a cover")
         self.count: int = len(decoder)
-        self.rate: float | None = facts.average_fps_from_header
+        rate = facts.average_fps_from_header  # an int if it is whole
+        self.rate = float(rate) if rate else None
         self._origin = _origin(data, decoder, None)
         self._decoder = decoder
         self._last: tuple[int, float, Pixels] | None = None

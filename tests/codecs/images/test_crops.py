@@ -333,6 +333,15 @@ def test_crop_is_refused_when_the_image_is_a_bomb() -> None:
             Decoder(make(8))({"__key__": "k", "jpg": data})
 
 
+def test_center_crop_is_refused_when_the_resized_image_would_be_a_bomb() -> None:
+    """A line of 8,000 pixels, a file of 1 KB, would become 2,048,000 x 256 of them: 1.6 GB."""
+    for form, size in itertools.product(("JPEG", "PNG", "WEBP"), [(8000, 1), (1, 8000)]):
+        data = image_file(Image.new("RGB", size), form)
+        with pytest.raises(Image.DecompressionBombError, match="it would have 524,288,000 pixels, more than the limit"):
+            center_crop_decoder(224).decode(data)
+        assert crop_decoder(224).decode(data).shape == (3, 224, 224)
+
+
 def test_crop_decoder_leaves_other_fields_to_the_next_decoder() -> None:
     """By their extension, in any case; messages name the decoder."""
     data = image_file(picture((40, 30)))

@@ -144,7 +144,7 @@ def test_max_size_equals_pillows_when_set() -> None:
 
 
 def test_max_size_equals_pillows_when_the_image_has_a_few_pixels() -> None:
-    """libjpeg makes as many pixels at 3/8 of 3 or 5 pixels as at 1/2."""
+    """At 3/8 of 3 or 5 pixels libjpeg makes as many as at 1/2."""
     for size, max_size in itertools.product(itertools.product(range(1, 10), repeat=2), range(1, 5)):
         fast, slow, _ = both(image_file(picture(size, 200), "JPEG", subsampling=0), max_size=max_size)
         assert fast == slow, (size, max_size)

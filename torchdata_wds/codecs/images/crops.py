@@ -12,7 +12,14 @@ import numpy as np
 
 from torchdata_wds.checks import check_choice, checked_int, is_number
 from torchdata_wds.codecs.images.decoding import ImageFieldDecoder, convert_flat
-from torchdata_wds.codecs.images.files import JPEG_FORMATS, load_at, open_image, read_deep, read_orientation
+from torchdata_wds.codecs.images.files import (
+    JPEG_FORMATS,
+    check_pixels,
+    load_at,
+    open_image,
+    read_deep,
+    read_orientation,
+)
 from torchdata_wds.codecs.images.jpeg import open_jpeg
 from torchdata_wds.codecs.images.pixels import Pixels, to_uint8, to_values, turn
 from torchdata_wds.codecs.images.png import decode_png
@@ -156,7 +163,8 @@ class CentreCropDecoder(_RegionDecoder):
     """Decodes the middle of images, for ``.wds_decode(...)``; its public name is ``center_crop_decoder``.
 
     The twin of ``crop_decoder`` for evaluation, with the same speed: as decoding an image, torchvision's
-    ``Resize(resize)`` and ``CenterCrop(size)``. It draws no random numbers.
+    ``Resize(resize)`` and ``CenterCrop(size)``. It draws no random numbers. For an image so narrow that it would be
+    resized to more pixels than Pillow's limit, it raises Pillow's ``DecompressionBombError``.
 
     Args:
         size: Height and width of the result: an int for a square, or ``(height, width)``.
@@ -196,7 +204,10 @@ class CentreCropDecoder(_RegionDecoder):
         return self._decode(data)
 
     def _spans(self, side: tuple[int, int], seed: int) -> tuple[Span, Span]:  # noqa: ARG002
-        return centre_crop(side, self._size, self._resize)
+        rows, columns = centre_crop(side, self._size, self._resize)
+        # 65,500 x 1 pixels, a file of 2 KB, would become 16,768,000 x 256
+        check_pixels(f"resized to {columns.made} x {rows.made}, it would have", rows.made * columns.made)
+        return rows, columns
 
     def __repr__(self) -> str:
         return shown_call("center_crop_decoder", self, repr(self.size), repr(self.spec))

@@ -34,14 +34,23 @@ def open_image(data: bytes) -> ImageFile:
     keep_memory()
     pillow, formats = _pillow()
     image = pillow.open(io.BytesIO(data), formats=formats)
-    limit, pixels = pillow.MAX_IMAGE_PIXELS, image.width * image.height
-    if limit is not None and pixels > limit:
+    try:
+        check_pixels("it has", image.width * image.height)
+    except pillow.DecompressionBombError:
         image.close()
+        raise
+    return cast("ImageFile", image)
+
+
+def check_pixels(where: str, pixels: int) -> None:
+    """Raises ``DecompressionBombError`` for more pixels than Pillow's limit; `where` begins the message."""
+    pillow, _ = _pillow()
+    limit = pillow.MAX_IMAGE_PIXELS
+    if limit is not None and pixels > limit:
         raise pillow.DecompressionBombError(
-            f"it has {pixels:,} pixels, more than the limit of {limit:,}. If you trust it, raise "
+            f"{where} {pixels:,} pixels, more than the limit of {limit:,}. If you trust it, raise "
             "PIL.Image.MAX_IMAGE_PIXELS"
         )
-    return cast("ImageFile", image)
 
 
 @functools.cache

@@ -185,6 +185,16 @@ def test_backend_raises_when_audio_pauses() -> None:
 
 
 @needs_torchcodec
+def test_backend_calls_no_file_damaged_when_its_audio_takes_too_much_memory() -> None:
+    """FLAC and MP3 have the number of their samples in the header; only a part of them is decoded."""
+    mp3 = write_audio(noise(40_000, np.float32), container="mp3", codec="libmp3lame", kind="fltp")
+    for data in (write_audio(noise(40_000)), mp3):
+        with pytest.raises(ValueError, match="its audio takes more than max_bytes=4,000 up to the end of the clip"):
+            AUDIO(max_bytes=4000).decode(data)
+        assert AUDIO(max_bytes=4000, end=0.1).decode(data)[0].shape == (1, 800)
+
+
+@needs_torchcodec
 def test_backend_raises_when_there_is_no_video() -> None:
     """The decoder of a field's kind says so; damage has its own words."""
     with pytest.raises(ValueError, match="it has no video stream"):

@@ -106,11 +106,11 @@ def read_samples(
                     "backend='pyav', which fills pauses with silence, or audio=False"
                 )
         last = count if end is None else round(end * rate) - place
+        if min(last, count) > longest:
+            raise ValueError(f"its audio takes more than max_bytes={max_bytes:,} up to the end of the clip; raise it")
         if end is None or last > count:
             kind = "flac" if data.startswith(b"fLaC", tag_size(data)) else audio.metadata.codec
             check_count(data, kind, count, round((audio.metadata.duration_seconds_from_header or 0) * rate))
-    if min(last, count) > longest:
-        raise ValueError(f"its audio takes more than max_bytes={max_bytes:,} up to the end of the clip; raise it")
     skipped = max(0, first - place)
     values: Values = np.array(found.data[:, skipped : max(skipped, last)].numpy(), order="C")
     return values, rate, (place + skipped if values.shape[1] else first) / rate

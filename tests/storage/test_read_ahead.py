@@ -264,3 +264,19 @@ def test_ahead_is_closed_at_once_when_a_fork_closes_its_copy() -> None:
         holder.join()
     with stream:
         assert len(stream.read()) == 100
+
+
+def test_ahead_may_be_closed_in_its_own_thread() -> None:
+    """A garbage collection there may close a reader that nobody uses any more."""
+    is_made, closed = threading.Event(), threading.Event()
+
+    def opening() -> tuple[Any, None]:
+        assert is_made.wait(SECONDS)
+        close_all([ahead])
+        closed.set()
+        return io.BufferedReader(io.BytesIO(b"x")), None  # type: ignore[arg-type]
+
+    ahead = ReadAhead(opening)
+    is_made.set()
+    assert closed.wait(SECONDS)
+    ahead._thread.join(SECONDS)

@@ -97,7 +97,7 @@ class ReadAhead(Source, Generic[T]):
     def close(self, patience: float | None = None) -> None:
         """Stops the thread and waits `patience` seconds at most; a thread that ends later closes the source then."""
         self.stop()
-        if self._is_here:
+        if self._is_here and threading.current_thread() is not self._thread:  # as in a garbage collection there
             self._thread.join(_PATIENCE if patience is None else patience)
         self._failure = None  # it refers to the frames that raised it
         super().close()

@@ -90,7 +90,7 @@ def test_decode_jpegs_replaces_the_field_of_a_batch() -> None:
         assert all(map(torch.equal, images, expected))
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_decode_jpegs_runs_behind_the_workers(method: str) -> None:
     """The workers pass bytes on, the main process decodes them."""
     samples = [{"__key__": str(number), "jpg": jpeg(number)} for number in range(8)]

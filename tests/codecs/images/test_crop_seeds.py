@@ -46,7 +46,9 @@ def plain(items: Any) -> list[tuple[str, bytes]]:
     return [(key, image.contiguous().numpy().tobytes()) for key, image in items]
 
 
-@pytest.mark.parametrize(("workers", "context"), [(0, None), (2, "fork"), (2, "spawn")])
+@pytest.mark.parametrize(
+    ("workers", "context"), [(0, None), (2, "fork"), pytest.param(2, "spawn", marks=pytest.mark.slow)]
+)
 def test_crops_resume_exactly_in_the_middle_of_an_epoch(workers: int, context: Any, urls: list[str]) -> None:
     """What is left has the crops of the run that was not stopped, and so has the next epoch."""
     options: dict[str, Any] = {"seed": SEED, "multiprocessing_context": context}

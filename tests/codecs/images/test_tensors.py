@@ -39,7 +39,7 @@ def test_batch_of_tensors_is_contiguous_when_stacked() -> None:
             assert np.array_equal(batch.permute(0, 2, 3, 1).numpy(), arrays[:count])
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_tensors_are_equal_when_workers_send_them(url: str, context: str) -> None:
     """Single tensors cross with their memory's order, batches in the order of their shape."""
     source = IterableWrapper([url]).list_shards().sharding_filter().load_wds_shards().group_by_key()

@@ -44,7 +44,7 @@ FILES = {
     "turned": turned(6),
     "upright": turned(1),
     "PNG": jpeg(6, format="PNG"),
-    "with more behind its end": jpeg(7) + b"more" * 20,
+    "with more after its end": jpeg(7) + b"more" * 20,
 }
 #: What a GPU's decoder may get.
 ORDINARY = ("colour", "grey", "progressive", "small", "upright")

@@ -70,7 +70,7 @@ def chunk(kind: bytes, contents: bytes = b"") -> bytes:
 
 
 def with_chunk(data: bytes, kind: bytes, contents: bytes = b"") -> bytes:
-    """The file with one more chunk, behind the header."""
+    """The file with one more chunk, after the header."""
     return data[:33] + chunk(kind, contents) + data[33:]
 
 
@@ -187,7 +187,7 @@ def test_outcome_equals_pillows_when_damaged(mode: str, monkeypatch: pytest.Monk
                 broken[place : place + chance.choice([0, 1, 1, 1, 5])] = chance.randbytes(chance.choice([0, 1, 1, 3]))
             made = bytes(broken) if number % 2 else fixed(bytes(broken))
             fast, slow, _ = both(made, decoders[number % 3 == 0])
-            # deflate's own checksum, behind the last row, is compared by Pillow alone: see `decode_png`
+            # deflate's own checksum, after the last row, is compared only by Pillow: see `decode_png`
             if fast != slow:
                 assert number % 2 == 0, made
                 assert slow == (OSError, "broken data stream when reading image file"), made

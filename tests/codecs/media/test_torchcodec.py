@@ -176,7 +176,7 @@ def test_backend_turns_frames_upright_when_the_file_says_so() -> None:
 
 @needs_torchcodec
 def test_backend_raises_when_audio_pauses() -> None:
-    """It gives no times of samples, so that all of them behind the pause would be early."""
+    """It gives no times of samples, so all those after the pause would be early."""
     data = write_video([media.picture(number) for number in range(20)], sound=noise(9216), pause=4800)
     with pytest.raises(ValueError, match=r"its audio pauses before second .* backend='pyav'"):
         VIDEO(".mkv", data)
@@ -271,7 +271,7 @@ def test_backend_opens_no_script_when_it_looks_like_media(monkeypatch: pytest.Mo
 
 
 def test_backend_knows_the_formats_that_pyav_reads() -> None:
-    """By their first bytes, behind a tag, too."""
+    """By their first bytes, also after a tag."""
     coded = [write_video(PICTURES, **options) for _, options in CODED]
     sounds = [write_audio(noise(3000, np.float32), **options) for _, options in LOSSY]
     for data in (*coded, *sounds, *(data for _, data in WHOLE.values())):

@@ -17,7 +17,7 @@ from torchdata_wds import WdsError, index_shard
 
 
 def outcome(path: Path, keys: Any) -> list[str]:
-    """The file of an index, or the error that says why there is none."""
+    """The index file of a shard, or the error raised instead."""
     try:
         return index_shard(path, keys=keys, to=False).dump().decode().split("\n")
     except WdsError as error:

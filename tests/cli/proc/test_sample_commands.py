@@ -65,7 +65,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     yield path
     assert list(path.iterdir()) == []
     assert open_files(collect=False) <= before
-    assert threading.active_count() == threads
+    assert threading.active_count() <= threads  # one of an earlier test may end meanwhile
 
 
 def test_command_makes_new_samples_of_samples(folder: Path) -> None:

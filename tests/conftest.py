@@ -66,7 +66,8 @@ def _warn_again() -> None:
 
 
 @pytest.fixture(
-    scope="module", params=["one by one", "small windows", pytest.param("large windows", marks=pytest.mark.slow)]
+    scope="module",
+    params=[pytest.param(name, marks=pytest.mark.slow if name.startswith("large") else ()) for name in READERS],
 )
 def each_reader(request: pytest.FixtureRequest) -> Iterator[None]:
     """Runs a module's tests with every way in which an archive is read; the rest of the suite has large windows."""

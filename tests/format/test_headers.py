@@ -9,8 +9,8 @@ import pytest
 from tests.kits.tar_blocks import END, GNU, USTAR, V7, block, filled, long_name, member, pax, record
 from torchdata_wds.errors import ShardFormatError
 from torchdata_wds.format.tar import read_members
-from torchdata_wds.format.tar.fast import read_plain_header
 from torchdata_wds.format.windows import find_members
+from torchdata_wds.format.windows.walking import read_plain_header
 
 pytestmark = pytest.mark.usefixtures("each_reader")
 

@@ -3,11 +3,13 @@
 from collections import Counter
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from torchdata_wds.errors import SampleError
 from torchdata_wds.format.headers import text
 from torchdata_wds.format.samples.grouping import group_members
-from torchdata_wds.format.samples.names import RESERVED_FIELDS, key_splitter, skip_reason, split_name
+from torchdata_wds.format.samples.names import RESERVED_FIELDS, key_splitter, skip_reason, split_name, split_names
 from torchdata_wds.format.tar.members import ShardMember
 
 SPLIT = {
@@ -51,6 +53,22 @@ def test_split_name_skips_and_counts_when_a_name_belongs_to_no_sample() -> None:
         assert split_name(name) is None
         assert list(group_members([ShardMember("x.tar", name, b"")], skipped=skipped)) == []
         assert skipped == {skip_reason(name): 1} == {reason: 1}
+
+
+@given(
+    st.lists(
+        st.sampled_from([*SPLIT, *SKIPPED, "b.txt", "d/b.txt", "a.b/c", "\n.txt", "./é.txt"]), min_size=1, max_size=4
+    )
+)
+@example(["a.txt", "b.cls"])
+@example(["d/a.txt", "d/b.cls"])
+@example(["d/a.txt", "d.b/c"])
+def test_split_names_splits_each_name_as_split_name_does(names: list[str]) -> None:
+    """Or gives nothing, where one of them belongs to no sample."""
+    pairs = [split_name(name) for name in names]
+    columns = split_names(names, split_name)
+    assert (columns is None) == (None in pairs)
+    assert columns is None or list(zip(*columns, strict=True)) == pairs
 
 
 def test_group_members_lowers_fields_when_not_told_otherwise() -> None:

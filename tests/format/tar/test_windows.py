@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.kits import tar_kinds
-from tests.kits.readers import READERS, reading_with
+from tests.kits.readers import READERS, Sizes, reading_with
 from tests.kits.shards import tar_bytes
-from tests.kits.tar_blocks import block, member, record
+from tests.kits.tar_blocks import END, block, member, record
 from torchdata_wds.errors import ShardOpenError
 from torchdata_wds.format.samples.grouping import group_members
 from torchdata_wds.format.tar import ReadOptions, read_marked_members, read_members
@@ -89,7 +89,7 @@ class Trickle(io.RawIOBase):
         return len(data)
 
 
-def outcome(archive: bytes, sizes: tuple[int, int], step: int, failure: Exception | None, **options: Any) -> list[Any]:
+def outcome(archive: bytes, sizes: Sizes, step: int, failure: Exception | None, **options: Any) -> list[Any]:
     """Everything that reading and grouping an archive gives: members and marks, samples, errors, counts."""
     found: list[Any] = []
     rules = {"on_reappearing": options.pop("on_reappearing", "error"), "fields": options.pop("fields", None)}
@@ -143,7 +143,7 @@ def check_equal(data: st.DataObject) -> None:
     }
     failure = data.draw(st.sampled_from([None, None, ShardOpenError("the source failed")]))
     step = data.draw(st.sampled_from([100, 512, 1000, 100_000]))
-    windows = data.draw(st.sampled_from([(512, 512), (700, 1400), (1536, 4096), READERS["large windows"]]))
+    windows = data.draw(st.sampled_from([(512, 512, 0), (700, 1400, 0), *list(READERS.values())[1:]]))
     plain = outcome(archive, READERS["one by one"], step, failure, **options)
     assert outcome(archive, windows, step, failure, **options) == plain
 
@@ -175,7 +175,7 @@ def test_windows_agree_with_the_plain_reader_on_seeded_archives(part: int) -> No
         plain = outcome(archive, READERS["one by one"], 100_000, None)
         differing += [
             (seed, sizes)
-            for sizes in (READERS["large windows"], (random.choice([512, 1536]), 4096))
+            for sizes in (*list(READERS.values())[3:], (random.choice([512, 1536]), 4096, random.choice([0, 1 << 60])))
             if outcome(archive, sizes, 100_000, None) != plain
         ]
     assert not differing
@@ -196,10 +196,11 @@ def test_windows_take_dates_only_where_each_record_is_sound(dates: str, damage: 
     archive = block(b"x", size, b"x") + content.ljust(-(-size // 512) * 512, b"\0")
     archive = member(b"a.txt", b"A") + archive + member(b"b.txt", b"B") + bytes(1024)
     plain = outcome(archive, READERS["one by one"], 100_000, None)
-    assert outcome(archive, READERS["large windows"], 100_000, None) == plain
+    for sizes in READERS.values():
+        assert outcome(archive, sizes, 100_000, None) == plain
 
 
-def runs(archive: bytes, sizes: tuple[int, int] = READERS["large windows"]) -> list[list[str]]:
+def runs(archive: bytes, sizes: Sizes = READERS["large windows"]) -> list[list[str]]:
     """The names that come together; a member that comes alone as a list of its own name."""
     options = ReadOptions(visit=1, shard="x.tar")
     with reading_with(sizes):
@@ -218,6 +219,18 @@ def test_windows_take_what_tar_writers_write(tar_format: int, front: str, kind: 
     members = [(front + name, size) for name, size in TEN]
     archive = build(members, [kind], tar_format)
     assert runs(archive) == ([[name for name, _ in members]] if len(archive) > 10240 or front != "n" * 120 else [])
+
+
+@pytest.mark.parametrize("dates", ["mtime", "mtime atime"])
+def test_runs_from_header_to_header_go_on_after_other_entries(dates: str) -> None:
+    """Dates, and blanks after the checksum, do not stop a run; a folder or a link does, and the next goes on."""
+    content = b"".join(record(date, "1700000000.25") for date in dates.split())
+    dated = block(b"x", len(content), b"x") + content.ljust(512, b"\0")
+    a, b, c = (dated + member(name, b"A") for name in (b"a.txt", b"b.txt", b"c.txt"))
+    folder, link = block(b"d/", kind=b"5"), block(b"l", kind=b"2")
+    blanks = block(b"e.txt", checksum=lambda total: b"%06o  " % total)
+    found = runs(a + b + folder + c + link + blanks + END, READERS["large windows from header to header"])
+    assert found == [["a.txt", "b.txt"], ["c.txt"], ["e.txt"]]
 
 
 def test_windows_go_on_behind_tars_inside_members() -> None:
@@ -260,13 +273,13 @@ class Counting(io.BytesIO):
 
 @pytest.mark.slow
 def test_windows_begin_small_and_grow() -> None:
-    """The first members come alone, which shows how large they are; then windows double from 64 KiB up to 2 MiB."""
+    """The first members come alone, which shows how large they are; then windows grow from 64 KiB to 2 MiB."""
     stream = Counting(build([(f"{number}.txt", 500) for number in range(9000)], ["file"], tarfile.USTAR_FORMAT))
     members = read_members(stream, "x.tar")
     next(members)
     assert stream.sizes == []
     list(members)
-    assert [size for size in stream.sizes if size > 512][:7] == [1 << power for power in (16, 17, 18, 19, 20, 21, 21)]
+    assert [size for size in stream.sizes if size > 512][:5] == [1 << power for power in (16, 18, 20, 21, 21)]
 
 
 def test_windows_do_not_wait_when_a_source_is_slow() -> None:
@@ -314,9 +327,9 @@ def test_find_members_gives_places_of_headers_and_payloads() -> None:
     assert window.begins == [0, 1536]
     assert window.nexts == [1536, 1536 + 1024 + 1024]
     assert [archive[start:end] for start, end in zip(window.starts, window.ends, strict=True)] == [b"A" * 600, b"B"]
-    assert window.run_at(0) == (0, 2)
-    assert window.run_at(1536) == (1, 2)
-    assert window.run_at(512) == (0, 0)
+    assert window.members_at(0) == (window.names, window.starts, window.ends, window.nexts[1])
+    assert window.members_at(1536) == (window.names[1:], window.starts[1:], window.ends[1:], window.nexts[1])
+    assert window.members_at(512) == ((), (), (), 512)
 
 
 @pytest.mark.parametrize("size", [0, 1, 511, 512, 1000])

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from itertools import compress, count, islice, pairwise
 from operator import ne
@@ -29,7 +29,7 @@ Array = np.ndarray[Any, Any]
 class Windows(LookAhead):
     """Gives runs of members; a single one is left to `TarEntries`, so that its headers can be looked at."""
 
-    def _read_member(self) -> None:
+    def _read_member(self, read: Callable[[int], bytes]) -> None:  # noqa: ARG002
         return None
 
 

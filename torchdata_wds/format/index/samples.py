@@ -13,15 +13,15 @@ from typing import Any, Literal
 import numpy as np
 
 from torchdata_wds.errors import ChangedShardError, ShardFormatError, ShardOpenError, WdsError
-from torchdata_wds.format.headers import BLOCK, padding
+from torchdata_wds.format.headers import padding
 from torchdata_wds.format.index.dataset import DatasetIndex, ShardEntry, key_check
 from torchdata_wds.format.index.slices import ShardSlice, slice_members
 from torchdata_wds.format.samples.grouping import group_members, make_samples
 from torchdata_wds.format.samples.names import RESERVED_FIELDS, GroupingRules, grouping_rules, split_names
 from torchdata_wds.format.tar import ReadOptions, read_marked_members
-from torchdata_wds.format.tar.fast import read_plain_header
 from torchdata_wds.format.tar.members import MemberRun, Unit
 from torchdata_wds.format.windows import find_members
+from torchdata_wds.format.windows.walking import walk_members
 from torchdata_wds.handlers import warn_once
 from torchdata_wds.option_types import OnDuplicate
 from torchdata_wds.storage import ByteStream, mask_url, open_shard
@@ -185,10 +185,9 @@ class SampleReader:
         """Makes samples of plain members that fill `data`; None if anything needs a closer look."""
         count, checks = len(piece), piece.checks
         is_small = len(data) < _SMALL_SAMPLE * count
-        found = _columns(data, url) if is_small and count >= _FEW_SAMPLES else _walked(data, url)
-        if found is None:
+        run = _plain_run(data, url, are_many=is_small and count >= _FEW_SAMPLES)
+        if run is None:
             return None
-        run, begins = found
         if count == 1 and self._rules.fields is None:
             return self._plain_sample(run, checks)
         columns = split_names(run.names, self._rules.split)
@@ -196,8 +195,9 @@ class SampleReader:
             return None
         keys, fields = columns
         rows = [0, *(row for row in range(1, len(keys)) if keys[row] != keys[row - 1])]
-        base = piece.starts[0]
-        if [begins[row] + base for row in rows] != piece.starts[:-1]:
+        ends, base = run.ends, piece.starts[0]
+        begins = [base, *(base + ends[row - 1] + padding(ends[row - 1]) for row in rows[1:])]
+        if begins != piece.starts[:-1]:
             return None
         if checks is not None and [key_check(keys[row]) & _CHECK for row in rows] != checks:
             return None
@@ -312,33 +312,10 @@ def _rule(keys: str) -> Literal["first_dot", "last_dot"]:
     return "last_dot" if keys == "last_dot" else "first_dot"
 
 
-def _walked(data: bytes, url: str) -> tuple[MemberRun, list[int]] | None:
-    """Reads the headers of a few plain members one by one; returns them with where each header begins."""
-    names, starts, ends, begins = [], [], [], []
-    position = 0
-    while position < len(data):
-        found = read_plain_header(data[position : position + BLOCK])
-        if found is None:
-            return None
-        name, size = found
-        begins.append(position)
-        names.append(name)
-        position += BLOCK
-        starts.append(position)
-        ends.append(position + size)
-        position += size + padding(size)
-    return (MemberRun(url, data, names, starts, ends, 0), begins) if position == len(data) and names else None
-
-
-def _columns(data: bytes, url: str) -> tuple[MemberRun, Sequence[int]] | None:
-    """Reads the headers of many plain members at once."""
-    window = find_members(data)
-    first, last = window.run_at(0)
-    if first == last or window.nexts[last - 1] != len(data):
-        return None
-    rows = slice(first, last)
-    run = MemberRun(url, data, window.names[rows], window.starts[rows], window.ends[rows], 0)
-    return run, window.begins[rows]
+def _plain_run(data: bytes, url: str, *, are_many: bool) -> MemberRun | None:
+    """Returns the plain members that fill `data`; None if anything else is there."""
+    names, starts, ends, end = find_members(data).members_at(0) if are_many else walk_members(data)
+    return MemberRun(url, data, names, starts, ends, 0) if names and end == len(data) else None
 
 
 def _compressed(entry: ShardEntry) -> ShardFormatError:

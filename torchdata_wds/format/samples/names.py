@@ -18,6 +18,7 @@ from torchdata_wds.errors import Advice, EncodingError, MissingFieldError, Sampl
 from torchdata_wds.option_types import KeyRule, OnDuplicate, OnReappearing, SplitName
 
 _DOT, _NEWLINE, _SLASH = b".\n/"
+_OTHERS = bytes(set(range(256)) - {_DOT, _NEWLINE, _SLASH})
 
 _CURES = {
     "metadata": "its first part has the form __x__, which marks what belongs to no sample",
@@ -72,7 +73,12 @@ def _split_plain(names: Sequence[str]) -> tuple[Sequence[str], Sequence[str]] | 
         joined = joined.replace("\n./", "\n")
     if any(odd in joined for odd in ("\n.", "/.", ".\n", "\n__")):
         return None
-    letters = np.frombuffer(joined.encode("utf-8", "surrogatepass"), np.uint8)
+    encoded = joined.encode("utf-8", "surrogatepass")
+    shape = b"/" * joined.count("/", 0, joined.find("\n", 1)) + b".\n"  # of the first name, if it is as most are
+    if encoded.translate(None, _OTHERS) == b"\n" + shape * len(names):
+        columns = joined[1:-1].replace(".", "\n").split("\n")
+        return columns[::2], columns[1::2]
+    letters = np.frombuffer(encoded, np.uint8)
     ends, dots = np.flatnonzero(letters == _NEWLINE), np.flatnonzero(letters == _DOT)
     places = np.searchsorted(dots, ends[:-1])  # of the first dot after each newline
     if len(ends) != len(names) + 1 or not len(dots) or places[-1] == len(dots):

@@ -11,32 +11,19 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from torchdata_wds.format.headers import BLOCK, byte_sum, full_name, padding, text
+from torchdata_wds.format.headers import BLOCK, padding
 from torchdata_wds.format.tar.members import ByteSource, MemberRun, PassedMember, ShardMember, gap_seeker, gather
-from torchdata_wds.format.windows import PLAIN_FILE, Window, find_members
+from torchdata_wds.format.windows import Window, find_members
+from torchdata_wds.format.windows.walking import read_plain_header, walk_members
 from torchdata_wds.memory import keep_memory
 
 Choose = Callable[[str], tuple[str, bool]]
 
 
-def read_plain_header(block: bytes) -> tuple[str, int] | None:
-    """Reads name and size from the header of a regular file; None where `TarEntries` must look at it."""
-    if len(block) < BLOCK or block[156] != PLAIN_FILE or block[257:261] != b"usta":
-        return None
-    size, total, behind = block[124:135], block[148:154], block[135:136] + block[154:156]
-    if not (size.isdigit() and total.isdigit() and not behind.strip(b"\0 ")):
-        return None
-    try:
-        if byte_sum(block) - sum(block[148:156]) + 8 * 32 != int(total, 8):
-            return None
-        name = text(full_name(block))
-        return None if name.endswith("/") else (name, int(size, 8))
-    except ValueError:  # an 8 or a 9
-        return None
-
-
-# The sizes of a window in bytes: the first one is small so that the first sample comes soon. 0 turns windows off.
-SMALLEST_WINDOW, LARGEST_WINDOW = 1 << 16, 1 << 21
+# The sizes of a window in bytes: the first one is small so that the first sample comes soon, and each is at most
+# `GROWTH` times as large as the one before it. 0 turns windows off.
+SMALLEST_WINDOW, LARGEST_WINDOW, GROWTH = 1 << 16, 1 << 21, 4
+MANY_MEMBERS = 256  # where a window may hold as many, looking at all headers together is faster than one by one
 LARGE_MEMBER = 1 << 16  # windows pay off while members take at most this many bytes on average
 FIRST_MEMBERS = 2  # how many members are read one by one at first: they show what follows
 # How many members are read one by one after a window that did not pay off; twice as many after the next, and so on.
@@ -66,8 +53,10 @@ class LookAhead:
         self._url = url
         self._visit = visit
         self._largest = largest
+        self._largest_read = min(_LARGEST_READ, largest)
         self._window = Window(b"")
         self._position = 0  # in the window
+        self._walks = False  # whether the members of the window are found one after the other
         self._held = 0  # bytes of the last window, or of members read one by one
         self._taken = 0  # their number
         self._size = SMALLEST_WINDOW
@@ -103,7 +92,7 @@ class LookAhead:
     def take(self) -> tuple[MemberRun | ShardMember | PassedMember, int] | None:
         """Gives the next members, where an entry begins, and how many bytes they take in the archive."""
         if self._position < len(self._window.data):
-            return self._take_run()
+            return self._take_run() or self._take_cut()
         if self._read1 is None:
             return None
         if not self._pause:  # the members since the last choice decide on the next window's size, or another pause
@@ -112,30 +101,37 @@ class LookAhead:
                 self._size = SMALLEST_WINDOW
             elif self._window.data:
                 self._next_pause = FIRST_PAUSE
-                self._size = min(2 * self._size, LARGEST_WINDOW)
+                self._size = min(GROWTH * self._size, LARGEST_WINDOW)
+            self._walks = self._taken * self._size < (self._held + BLOCK) * MANY_MEMBERS
             self._held = self._taken = 0
         if self._pause:
             self._pause -= 1
-            return self._read_member()
+            return self._read_member(self._stream.read)
         self._look(self._read1)
         return self._take_run()
 
     def _take_run(self) -> tuple[MemberRun, int] | None:
         """Returns the members that lie whole in the window from here on."""
-        window = self._window
-        first, last = window.run_at(self._position)
-        if first == last:
+        window, position = self._window, self._position
+        walks = self._walks
+        found = walk_members(window.data, position, self._largest) if walks else window.members_at(position)
+        names, starts, ends, self._position = found
+        if not names:
             return None
-        length = window.nexts[last - 1] - self._position
-        self._position += length
-        self._taken += last - first
-        rows = slice(first, last)
-        names, starts, ends = window.names[rows], window.starts[rows], window.ends[rows]
-        return MemberRun(self._url, window.data, names, starts, ends, self._visit), length
+        self._taken += len(names)
+        return MemberRun(self._url, window.data, names, starts, ends, self._visit), self._position - position
 
-    def _read_member(self) -> tuple[ShardMember | PassedMember, int] | None:
+    def _take_cut(self) -> tuple[ShardMember | PassedMember, int] | None:
+        """Reads the member that goes on after the window."""
+        data, position = self._window.data, self._position
+        found = read_plain_header(data[position : position + BLOCK])
+        if found is None or not len(data) - position - BLOCK < found[1] + padding(found[1]) <= self._largest_read:
+            return None
+        return self._read_member(self.read)
+
+    def _read_member(self, read: Callable[[int], bytes]) -> tuple[ShardMember | PassedMember, int] | None:
         """Reads one member; leaves what was read to the plain reader if anything is unusual."""
-        parts = [self._stream.read(BLOCK)]
+        parts = [read(BLOCK)]
         found = read_plain_header(parts[0])
         if found is not None:
             name, size = found
@@ -143,16 +139,16 @@ class LookAhead:
             is_wanted = True
             if self._choose is not None:
                 name, is_wanted = self._choose(name)
-            is_passed = not is_wanted and self._seek is not None and self._seek(size + fill)
-            if not is_passed and size <= min(_LARGEST_READ, self._largest):
+            is_passed = not is_wanted and self.pass_over(size + fill)
+            if not is_passed and size <= self._largest_read:
                 try:
-                    parts.append(self._stream.read(size))
+                    parts.append(read(size))
                     if fill and len(parts[1]) == size:
-                        parts.append(self._stream.read(fill))
+                        parts.append(read(fill))
                 except Exception as error:  # noqa: BLE001 - raised where the bytes before it end
                     self._failure = error.with_traceback(None)
             if is_passed or sum(map(len, parts)) == BLOCK + size + fill:
-                self._held += size
+                self._held += BLOCK + size + fill
                 self._taken += 1
                 member = ShardMember(self._url, name, parts[1], self._visit) if is_wanted else PassedMember(name, size)
                 return member, BLOCK + size + fill
@@ -170,9 +166,10 @@ class LookAhead:
             if not pieces:
                 raise
             self._failure = error.with_traceback(None)
-        self._window, self._position = find_members(b"".join(pieces)), 0
+        data = b"".join(pieces)
+        self._window, self._position = Window(data) if self._walks else find_members(data), 0
+        self._held = len(data)
         window = self._window
         places = zip(window.starts, window.ends, strict=True)
-        if len(window.data) > self._largest and any(end - start > self._largest for start, end in places):
-            self._window = Window(window.data)  # `TarEntries` refuses the member when its turn comes
-        self._held = len(window.data)
+        if len(data) > self._largest and any(end - start > self._largest for start, end in places):
+            self._window = Window(data)  # `TarEntries` refuses the member when its turn comes

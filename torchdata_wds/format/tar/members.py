@@ -86,8 +86,9 @@ class MemberRun(NamedTuple):
 
     def rows(self, first: int, last: int) -> Self:
         """Returns the members from the first to the one before the last."""
-        columns = {name: getattr(self, name)[first:last] for name in ("names", "starts", "ends", "keys", "fields")}
-        return self._replace(**columns)
+        url, data, names, starts, ends, visit, keys, fields = self
+        rows = slice(first, last)
+        return type(self)(url, data, names[rows], starts[rows], ends[rows], visit, keys[rows], fields[rows])
 
     def parts(self) -> Iterator[tuple[str, str, bytes]]:
         """Yields field, name and content of each member."""

@@ -6,22 +6,19 @@ and PAX records that change nothing but the name.
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from torchdata_wds.format import headers
-from torchdata_wds.format.headers import BLOCK, HeaderError, full_name, text
+from torchdata_wds.format.headers import BLOCK, PAX_HEADER, full_name, text
 from torchdata_wds.format.windows.columns import Array, sizes_of
+from torchdata_wds.format.windows.walking import PLAIN_FILE, Members, read_records
 
-PLAIN_FILE = ord("0")
 _WORDS = BLOCK // 8
 _MAGIC = int.from_bytes(b"usta", "little")  # the four bytes at 257 of each header
-_PAX = ord("x")
-_TELLS_MORE = re.compile(rb"size|GNU\.|\0")  # a quick look at records that are not dates
+_PAX = PAX_HEADER[0]
 
 
 @dataclass
@@ -36,12 +33,13 @@ class Window:
     names: Sequence[str] = ()
     lasts: Sequence[int] = ()  # the rows that the next one does not follow directly, but something else or an inner tar
 
-    def run_at(self, position: int) -> tuple[int, int]:
-        """Finds the adjacent members from a position on, where an entry must begin: first row and end."""
+    def members_at(self, position: int) -> Members:
+        """Returns the members from a position on, where an entry must begin, as far as they are adjacent."""
         first = bisect_left(self.begins, position)
         if first == len(self.begins) or self.begins[first] != position:
-            return 0, 0
-        return first, self.lasts[bisect_left(self.lasts, first)] + 1
+            return Members((), (), (), position)
+        rows = slice(first, self.lasts[bisect_left(self.lasts, first)] + 1)
+        return Members(self.names[rows], self.starts[rows], self.ends[rows], self.nexts[rows.stop - 1])
 
 
 def find_members(data: bytes) -> Window:
@@ -163,22 +161,10 @@ def _extend(data: bytes, begins: Array, names: list[str], extended: Iterable[tup
     # A member keeps its own begin if its header says more, or if it has several: no walk over the entries comes to it.
     before: dict[int, tuple[int, dict[str, bytes]]] = {}  # where the next header lies: the entry's begin and records
     for begin, start, end, behind, kind in extended:
-        records = _read_records(kind, data[start:behind], end - start)
+        records = read_records(kind, data[start:behind], end - start)
         if before.pop(begin, None) is None and records is not None:
             before[behind] = begin, records
     for row, begin in enumerate(begins.tolist() if before else ()):
         if begin in before:
             begins[row], own = before[begin]
             names[row] = text(own["path"]) if own.get("path") else names[row]
-
-
-def _read_records(kind: int, content: bytes, size: int) -> dict[str, bytes] | None:
-    """Reads what an extended header says; None if it is another kind, damaged, or says more than a name or dates."""
-    try:
-        if kind == headers.LONG_NAME:
-            return {"path": headers.long_name(content, size)}
-        data = content[:size]
-        records = headers.parse_records(data) if kind in headers.PAX else None
-    except HeaderError:
-        return None
-    return None if records and _TELLS_MORE.search(data) and headers.says_more(records) else records

@@ -324,8 +324,8 @@ def test_find_members_gives_places_of_headers_and_payloads() -> None:
     """Places are byte offsets, and a long name's own header belongs to its member."""
     archive = tar_bytes([("a.txt", b"A" * 600), ("n" * 120 + ".txt", b"B")], tar_format=tarfile.GNU_FORMAT)
     window = find_members(archive)
-    assert window.begins == [0, 1536]
-    assert window.nexts == [1536, 1536 + 1024 + 1024]
+    assert list(window.begins) == [0, 1536]
+    assert list(window.nexts) == [1536, 1536 + 1024 + 1024]
     assert [archive[start:end] for start, end in zip(window.starts, window.ends, strict=True)] == [b"A" * 600, b"B"]
     assert window.members_at(0) == (window.names, window.starts, window.ends, window.nexts[1])
     assert window.members_at(1536) == (window.names[1:], window.starts[1:], window.ends[1:], window.nexts[1])

@@ -26,10 +26,10 @@ class Window:
     """The members of a window, in columns; none by default."""
 
     data: bytes
-    begins: Sequence[int] = ()
+    begins: Sequence[int] | Array = ()
     starts: Sequence[int] = ()
     ends: Sequence[int] = ()
-    nexts: Sequence[int] = ()
+    nexts: Sequence[int] | Array = ()
     names: Sequence[str] = ()
     lasts: Sequence[int] = ()  # the rows that the next one does not follow directly, but something else or an inner tar
 
@@ -39,7 +39,7 @@ class Window:
         if first == len(self.begins) or self.begins[first] != position:
             return Members((), (), (), position)
         rows = slice(first, self.lasts[bisect_left(self.lasts, first)] + 1)
-        return Members(self.names[rows], self.starts[rows], self.ends[rows], self.nexts[rows.stop - 1])
+        return Members(self.names[rows], self.starts[rows], self.ends[rows], int(self.nexts[rows.stop - 1]))
 
 
 def find_members(data: bytes) -> Window:
@@ -64,7 +64,7 @@ def find_members(data: bytes) -> Window:
     if not is_file.all():
         is_extended = is_sound & (kinds > PLAIN_FILE)
         if is_extended.any():
-            begins = _pass_dates(words, (begins, sizes, nexts), kinds == _PAX, is_file, is_extended)
+            begins = _pass_dates(data, (begins, sizes, nexts), kinds == _PAX, is_file, is_extended)
             columns = (begins, starts, ends, nexts, kinds)
             tails = list(zip(*(column[is_extended].tolist() for column in columns), strict=True))
         files = is_file.nonzero()[0]
@@ -78,17 +78,17 @@ def find_members(data: bytes) -> Window:
         begins, starts, ends, nexts = (column[kept] for column in (begins, starts, ends, nexts))
         names = [names[row] for row in kept]
     lasts = [*(nexts[:-1] != begins[1:]).nonzero()[0].tolist(), len(names) - 1]
-    return Window(data, begins.tolist(), starts.tolist(), ends.tolist(), nexts.tolist(), names, lasts)
+    return Window(data, begins, starts.tolist(), ends.tolist(), nexts, names, lasts)
 
 
-_DATE_HEAD = np.arange(9)  # two digits, a blank, a letter, "time="
-_REST, _DATE = [2, 4, 5, 6, 7, 8], np.frombuffer(b" time=", np.uint8)[:, None]
-_MODIFIED, _ACCESSED, _CHANGED = b"mac"
-_NEWLINE, _ZERO = ord("\n"), np.uint8(ord("0"))
+_DATES = [int.from_bytes(b" %ctime" % kind, "little") for kind in b"mca"]  # after two digits
+_TWO_BYTES, _BYTE, _ZERO = np.uint64(16), np.uint64(8), np.uint64(ord("0"))
+_LOW = np.uint64(0xFF)
+_EQUALS, _NEWLINE = b"=\n"
 
 
 def _pass_dates(
-    words: Array, places: tuple[Array, Array, Array], is_pax: Array, is_file: Array, is_extended: Array
+    data: bytes, places: tuple[Array, Array, Array], is_pax: Array, is_file: Array, is_extended: Array
 ) -> Array:
     """Lets files begin with the PAX headers right before them that hold nothing but dates; returns all begins.
 
@@ -99,31 +99,35 @@ def _pass_dates(
     follows = nexts[:-1] == begins[1:]
     taken = is_pax[:-1] & is_extended[:-1] & is_file[1:] & follows & (sizes[:-1] > 0) & (sizes[:-1] <= BLOCK)
     taken[1:] &= ~(is_extended[:-2] & follows[:-1])  # several before one file
-    rows = np.flatnonzero(taken)
+    rows = taken.nonzero()[0]
     if not len(rows):
         return begins
-    records: Array = words.take(begins[rows] // BLOCK + 1, axis=0).view(np.uint8)
-    rows = rows[_are_dates(records, sizes[rows])]
+    starts = begins[rows] + BLOCK
+    rows = rows[_are_dates(data, starts, starts + sizes[rows])]
     is_extended[rows] = False
     begins = begins.copy()
     begins[rows + 1] = begins[rows]
     return begins
 
 
-def _are_dates(records: Array, sizes: Array) -> Array:
-    """Returns which blocks hold, in their first `sizes` bytes, nothing but sound records of dates of 10 to 99 bytes."""
-    positions, are_dates = np.zeros(len(records), np.int64), np.ones(len(records), np.bool_)
-    rows = np.arange(len(records))
+def _are_dates(data: bytes, starts: Array, ends: Array) -> Array:
+    """Returns which parts of the data are nothing but sound records of dates of 10 to 99 bytes; a header follows."""
+    octets: Array = np.frombuffer(data, np.uint8)
+    words: Array = np.ndarray((len(data) - 7,), "<u8", data, 0, (1,))  # that begin at each byte
+    are_dates = np.ones(len(starts), np.bool_)
+    rows, positions = np.arange(len(starts)), starts
     while len(rows):
-        head = records[rows[:, None], np.minimum(positions[rows, None] + _DATE_HEAD, BLOCK - 1)].T
-        tens, ones = head[0] - _ZERO, head[1] - _ZERO  # below "0" they wrap to large numbers
-        is_date = (tens - np.uint8(1) < 9) & (ones < 10)
-        is_date &= (head[3] == _MODIFIED) | (head[3] == _ACCESSED) | (head[3] == _CHANGED)
-        is_date &= (head[_REST] == _DATE).all(axis=0)
-        ends = positions[rows] + tens * np.int64(10) + ones
-        is_date &= (ends <= sizes[rows]) & (records[rows, np.minimum(ends, BLOCK) - 1] == _NEWLINE)
-        are_dates[rows], positions[rows] = is_date, ends
-        rows = rows[is_date & (ends < sizes[rows])]
+        heads = words[positions]
+        tens, ones = (heads & _LOW) - _ZERO, (heads >> _BYTE & _LOW) - _ZERO  # below "0" they wrap to large numbers
+        keywords = heads >> _TWO_BYTES
+        is_date = (keywords == _DATES[0]) | (keywords == _DATES[1]) | (keywords == _DATES[2])
+        is_date &= (tens - np.uint64(1) < 9) & (ones < 10)
+        behind = positions + (tens * np.uint64(10) + ones).astype(np.int64)
+        is_date &= (octets[positions + 8] == _EQUALS) & (behind <= ends)
+        is_date &= octets[np.where(is_date, behind, 1) - 1] == _NEWLINE
+        are_dates[rows] = is_date
+        go_on = is_date & (behind < ends)
+        rows, positions, ends = rows[go_on], behind[go_on], ends[go_on]
     return are_dates
 
 

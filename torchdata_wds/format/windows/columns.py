@@ -66,7 +66,7 @@ def sizes_of(heads: Array, used: Array) -> tuple[Array, Array]:
 
 def _byte_sums(heads: Array, used: Array, field: Array) -> Array:
     """Sums the bytes of each header; the eight of the checksum's field count as blanks."""
-    lanes: Array = np.add.reduce(_byte_pairs(heads.take(used.nonzero()[0], axis=1)), axis=1)
+    lanes: Array = np.add.reduce(_byte_pairs(heads.T[used.nonzero()[0]]), axis=0)
     lanes -= _byte_pairs(field)  # no lane of a sound header borrows: its magic and sizes add more than two digits
     pairs = (lanes & _LOW_HALF) + (lanes >> _BITS[16] & _LOW_HALF)
     sums: Array = (pairs & _FOUR) + (pairs >> _BITS[32]) + _BLANKS

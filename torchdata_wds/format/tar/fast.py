@@ -22,8 +22,8 @@ Choose = Callable[[str], tuple[str, bool]]
 
 # The sizes of a window in bytes: the first one is small so that the first sample comes soon, and each is at most
 # `GROWTH` times as large as the one before it. 0 turns windows off.
-SMALLEST_WINDOW, LARGEST_WINDOW, GROWTH = 1 << 16, 1 << 21, 4
-MANY_MEMBERS = 256  # where a window may hold as many, looking at all headers together is faster than one by one
+SMALLEST_WINDOW, LARGEST_WINDOW, GROWTH = 1 << 16, 3 << 19, 4
+MANY_MEMBERS = 128  # where a window may hold as many, looking at all headers together is faster than one by one
 LARGE_MEMBER = 1 << 16  # windows pay off while members take at most this many bytes on average
 FIRST_MEMBERS = 2  # how many members are read one by one at first: they show what follows
 # How many members are read one by one after a window that did not pay off; twice as many after the next, and so on.

@@ -7,19 +7,22 @@ from __future__ import annotations
 
 import argparse
 import gc
+import multiprocessing
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from report import Report, Row, Table, note
 from shards import DEFAULT_FOLDER
 
 __all__ = [
     "ROOT",
+    "Apart",
     "Contender",
     "Run",
     "compare",
@@ -171,6 +174,36 @@ def run_rounds(what: str, contenders: Sequence[Contender], rounds: int) -> dict[
             gc.collect()
             runs[contender.name].append(contender.run())
     return runs
+
+
+class Apart:
+    """Functions that are called in a process of their own, as forked when this is made, one call after the other.
+
+    What a library does to its process, as to how memory is freed, changes nothing for the others there.
+    """
+
+    def __init__(self, **functions: Callable[[], Any]) -> None:
+        fork = multiprocessing.get_context("fork")
+        self._pool = ProcessPoolExecutor(1, fork, _functions.update, (functions,))
+        self._pool.submit(os.getpid).result()
+
+    def call(self, name: str) -> Any:
+        """Calls one of the functions; its result must be picklable."""
+        return self._pool.submit(_call, name).result()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown()
+
+
+_functions: dict[str, Callable[[], Any]] = {}  # those of this process
+
+
+def _call(name: str) -> Any:
+    gc.collect()
+    return _functions[name]()
 
 
 def compare(kind: str, runs: dict[str, list[Run]], base: str | None = None) -> list[Row]:

@@ -69,15 +69,19 @@ def split_names(names: Sequence[str], split: SplitName) -> tuple[Sequence[str], 
 def _split_plain(names: Sequence[str]) -> tuple[Sequence[str], Sequence[str]] | None:
     """Splits names at their first dot, if that is right for all of them."""
     joined = "\n".join(("", *names, ""))
-    if "\n./" in joined:
+    has_slashes = "/" in joined  # to look for one character is ten times as fast as for two
+    if has_slashes and "\n./" in joined:
         joined = joined.replace("\n./", "\n")
-    if any(odd in joined for odd in ("\n.", "/.", ".\n", "\n__")):
+    if (has_slashes and "/." in joined) or ("_" in joined and "\n__" in joined):
         return None
     encoded = joined.encode("utf-8", "surrogatepass")
     shape = b"/" * joined.count("/", 0, joined.find("\n", 1)) + b".\n"  # of the first name, if it is as most are
     if encoded.translate(None, _OTHERS) == b"\n" + shape * len(names):
         columns = joined[1:-1].replace(".", "\n").split("\n")
-        return columns[::2], columns[1::2]
+        keys, fields = columns[::2], columns[1::2]
+        return (keys, fields) if all(keys) and all(fields) else None
+    if "\n." in joined or ".\n" in joined:
+        return None
     letters = np.frombuffer(encoded, np.uint8)
     ends, dots = np.flatnonzero(letters == _NEWLINE), np.flatnonzero(letters == _DOT)
     places = np.searchsorted(dots, ends[:-1])  # of the first dot after each newline

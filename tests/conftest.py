@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.kits.readers import READERS, reading_with
+from tests.kits.readers import DEFAULT_READERS, READERS, reading_with
 from tests.kits.torchdata import skip_own_forms
 from torchdata_wds import handlers
 
@@ -67,7 +67,7 @@ def _warn_again() -> None:
 
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(name, marks=pytest.mark.slow if name.startswith("large") else ()) for name in READERS],
+    params=[pytest.param(name, marks=() if name in DEFAULT_READERS else pytest.mark.slow) for name in READERS],
 )
 def each_reader(request: pytest.FixtureRequest) -> Iterator[None]:
     """Runs a module's tests with every way in which an archive is read; the rest of the suite has large windows."""

@@ -18,6 +18,9 @@ READERS: dict[str, Sizes] = {
     "large windows from header to header": (1 << 16, 1 << 21, 1 << 60),
 }
 
+DEFAULT_READERS = ("one by one", "small windows from header to header")
+"""Those that whole modules of tests run with by default."""
+
 
 @contextmanager
 def reading_with(sizes: Sizes) -> Iterator[None]:

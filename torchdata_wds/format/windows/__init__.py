@@ -122,12 +122,12 @@ def _are_dates(data: bytes, starts: Array, ends: Array) -> Array:
         keywords = heads >> _TWO_BYTES
         is_date = (keywords == _DATES[0]) | (keywords == _DATES[1]) | (keywords == _DATES[2])
         is_date &= (tens - np.uint64(1) < 9) & (ones < 10)
-        behind = positions + (tens * np.uint64(10) + ones).astype(np.int64)
-        is_date &= (octets[positions + 8] == _EQUALS) & (behind <= ends)
-        is_date &= octets[np.where(is_date, behind, 1) - 1] == _NEWLINE
+        record_ends = positions + (tens * np.uint64(10) + ones).astype(np.int64)
+        is_date &= (octets[positions + 8] == _EQUALS) & (record_ends <= ends)
+        is_date &= octets[np.where(is_date, record_ends, 1) - 1] == _NEWLINE
         are_dates[rows] = is_date
-        go_on = is_date & (behind < ends)
-        rows, positions, ends = rows[go_on], behind[go_on], ends[go_on]
+        go_on = is_date & (record_ends < ends)
+        rows, positions, ends = rows[go_on], record_ends[go_on], ends[go_on]
     return are_dates
 
 

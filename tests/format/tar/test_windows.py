@@ -233,7 +233,7 @@ def test_runs_from_header_to_header_go_on_after_other_entries(dates: str) -> Non
     assert found == [["a.txt", "b.txt"], ["c.txt"], ["e.txt"]]
 
 
-def test_windows_go_on_behind_tars_inside_members() -> None:
+def test_windows_go_on_after_tars_inside_members() -> None:
     """A tar in a member breaks a run, and none of its members is taken for one of the shard."""
     inner = build(TEN, ["file"], tarfile.USTAR_FORMAT)
     archive = build([("a.tar", len(inner)), ("a.cls", 1), ("b.tar", len(inner)), ("b.cls", 1)], ["file"], 0, inner)

@@ -69,7 +69,7 @@ def split_names(names: Sequence[str], split: SplitName) -> tuple[Sequence[str], 
 def _split_plain(names: Sequence[str]) -> tuple[Sequence[str], Sequence[str]] | None:
     """Splits names at their first dot, if that is right for all of them."""
     joined = "\n".join(("", *names, ""))
-    has_slashes = "/" in joined  # to look for one character is ten times as fast as for two
+    has_slashes = "/" in joined  # which is found much faster than two characters
     if has_slashes and "\n./" in joined:
         joined = joined.replace("\n./", "\n")
     if (has_slashes and "/." in joined) or ("_" in joined and "\n__" in joined):

@@ -78,7 +78,7 @@ class LookAhead:
             rest = self._stream.read(size - left)
             return data[position:] + rest if left else rest
         pieces = [data[position:]] if left else []
-        gather(self._read1, pieces, size - left)  # which leaves nothing behind in the stream's own buffer
+        gather(self._read1, pieces, size - left)  # which leaves nothing in the stream's own buffer
         return b"".join(pieces)
 
     def pass_over(self, size: int) -> bool:

@@ -164,10 +164,10 @@ def _extend(data: bytes, begins: Array, names: list[str], extended: Iterable[tup
     """Lets members begin with the extended headers right before them, and have the names that those give."""
     # A member keeps its own begin if its header says more, or if it has several: no walk over the entries comes to it.
     before: dict[int, tuple[int, dict[str, bytes]]] = {}  # where the next header lies: the entry's begin and records
-    for begin, start, end, behind, kind in extended:
-        records = read_records(kind, data[start:behind], end - start)
+    for begin, start, end, after, kind in extended:
+        records = read_records(kind, data[start:after], end - start)
         if before.pop(begin, None) is None and records is not None:
-            before[behind] = begin, records
+            before[after] = begin, records
     for row, begin in enumerate(begins.tolist() if before else ()):
         if begin in before:
             begins[row], own = before[begin]

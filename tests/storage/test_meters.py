@@ -1,6 +1,7 @@
 """What this process has read, by source: exact counts, secrets masked, and the threads that wait kept apart."""
 
 import gzip
+import io
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -74,6 +75,18 @@ def test_a_local_shard_counts_its_stored_bytes(tmp_path: Path, began: dict[str, 
     assert tally.slowest == str(path)
     assert tally.slowest_seconds == pytest.approx(tally.seconds)
     assert reading() == (str(path), path.stat().st_size)
+
+
+def test_what_a_local_shard_reads_twice_is_counted_once(tmp_path: Path, began: dict[str, SourceTally]) -> None:
+    """A seek back takes what will be read again out of the count."""
+    path = tmp_path / "x.tar"
+    path.write_bytes(DATA)
+    with open_shard(str(path)) as stream:
+        assert stream.read(len(DATA)) == DATA
+        stream.seek(-300_000, io.SEEK_CUR)
+        assert reading() == (str(path), len(DATA) - 300_000)
+        assert stream.read() == DATA[-300_000:]
+    assert difference(snapshot(), began)["local files"].bytes == len(DATA)
 
 
 def test_closing_early_counts_what_was_read(tmp_path: Path, began: dict[str, SourceTally]) -> None:

@@ -106,6 +106,11 @@ class Meter:
             counts.first_seconds += own
             counts.first_bytes += 1
 
+    def move(self, byte: int) -> None:
+        """Notes that reading goes on elsewhere; what is read again is counted once."""
+        self._counts.bytes -= max(0, self.byte - byte)
+        self.byte = byte
+
     def read_into(self, readinto: Callable[[Any], int | None], buffer: Any) -> int:
         """Calls a function that reads into a buffer, and counts what it reads, even if it fails."""
         self.begin()

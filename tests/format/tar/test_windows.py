@@ -1,9 +1,11 @@
 """Windows: what is read many at once is what is read one by one, in every result, error and count."""
 
 import io
+import os
 import tarfile
 import time
 from collections import Counter
+from contextlib import ExitStack
 from random import Random
 from typing import Any
 
@@ -15,11 +17,11 @@ from tests.kits import tar_kinds
 from tests.kits.readers import READERS, Sizes, reading_with
 from tests.kits.shards import tar_bytes
 from tests.kits.tar_blocks import END, block, member, record
-from torchdata_wds.errors import ShardOpenError
+from torchdata_wds.errors import ShardFormatError, ShardOpenError
 from torchdata_wds.format.samples.grouping import group_members
 from torchdata_wds.format.tar import ReadOptions, read_marked_members, read_members
 from torchdata_wds.format.tar.fast import LookAhead
-from torchdata_wds.format.tar.members import Mark, MemberRun, singles
+from torchdata_wds.format.tar.members import Mark, MemberRun, PassedMember, singles
 from torchdata_wds.format.windows import find_members
 
 KEYS = st.sampled_from(
@@ -89,20 +91,32 @@ class Trickle(io.RawIOBase):
         return len(data)
 
 
+def stored(data: bytes) -> io.FileIO:
+    """A file of the system, which can be sought."""
+    file = io.FileIO(os.memfd_create("x.tar"), "r+")
+    file.write(data)
+    file.seek(0)
+    return file
+
+
 def outcome(archive: bytes, sizes: Sizes, step: int, failure: Exception | None, **options: Any) -> list[Any]:
-    """Everything that reading and grouping an archive gives: members and marks, samples, errors, counts."""
+    """Everything that reading and grouping an archive gives: members and marks, samples, errors, counts.
+
+    It is read from a file if `step` is 0.
+    """
     found: list[Any] = []
     rules = {"on_reappearing": options.pop("on_reappearing", "error"), "fields": options.pop("fields", None)}
     select = options.pop("select", None)
 
     def units(skipped: Counter[str]) -> Any:
-        stream = io.BufferedReader(Trickle(archive, step, failure), 1024)
+        source = Trickle(archive, step, failure) if step else stored(archive)
         chosen = ReadOptions(select, None, 1, "x.tar", lambda offset: io.BytesIO(archive[offset:]), **options)
-        try:
-            yield from read_marked_members(stream, "x.tar", chosen, skipped)
-        except Exception as error:
-            yield Mark.BROKEN
-            found.append((type(error), str(error)))
+        with io.BufferedReader(source, 1024) as stream:
+            try:
+                yield from read_marked_members(stream, "x.tar", chosen, skipped)
+            except Exception as error:
+                yield Mark.BROKEN
+                found.append((type(error), str(error)))
 
     def go_on(error: Exception) -> bool:
         found.append((type(error), str(error)))
@@ -110,7 +124,7 @@ def outcome(archive: bytes, sizes: Sizes, step: int, failure: Exception | None, 
 
     with reading_with(sizes):
         members, samples = Counter[str](), Counter[str]()
-        found.append(list(singles(units(members))))
+        found.append([item.name if isinstance(item, PassedMember) else item for item in singles(units(members))])
         found.append(list(group_members(units(samples), on_error=go_on, skipped=samples, **rules)))
     return [*found, members, samples]
 
@@ -142,8 +156,9 @@ def check_equal(data: st.DataObject) -> None:
         "select": data.draw(st.sampled_from([None, None, "*.txt"])),
     }
     failure = data.draw(st.sampled_from([None, None, ShardOpenError("the source failed")]))
-    step = data.draw(st.sampled_from([100, 512, 1000, 100_000]))
-    windows = data.draw(st.sampled_from([(512, 512, 0), (700, 1400, 0), *list(READERS.values())[1:]]))
+    step = data.draw(st.sampled_from([100, 512, 1000, 100_000, *([0] * 4 if failure is None else [])]))
+    odd_sizes = [(512, 512, 0), (700, 1400, 0), (700, 1400, 1 << 60)]
+    windows = data.draw(st.sampled_from([*odd_sizes, *list(READERS.values())[1:]]))
     plain = outcome(archive, READERS["one by one"], step, failure, **options)
     assert outcome(archive, windows, step, failure, **options) == plain
 
@@ -174,9 +189,10 @@ def test_windows_agree_with_the_plain_reader_on_seeded_archives(part: int) -> No
         archive = tar_kinds.by_tarfile(random) if seed % 4 == 0 else tar_kinds.hand_made(random, random.choice(rows))
         plain = outcome(archive, READERS["one by one"], 100_000, None)
         differing += [
-            (seed, sizes)
+            (seed, sizes, step)
             for sizes in (*list(READERS.values())[3:], (random.choice([512, 1536]), 4096, random.choice([0, 1 << 60])))
-            if outcome(archive, sizes, 100_000, None) != plain
+            for step in (100_000, 0)
+            if outcome(archive, sizes, step, None) != plain
         ]
     assert not differing
 
@@ -248,6 +264,22 @@ def test_windows_leave_old_archives_to_the_other_reader() -> None:
         archive[place + 148 : place + 156] = b" " * 8
         archive[place + 148 : place + 156] = b"%06o\0 " % sum(archive[place : place + 512])
     assert runs(bytes(archive)) == [[name] for name, _ in TEN]
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_a_member_that_a_window_cuts_begins_the_next_one(is_cut: bool) -> None:
+    """In a file, where reading can go back to it: members come in runs, and a file that is cut stays cut."""
+    members = [(f"{number}.bin", 20_000 + 7 * number) for number in range(200)]
+    archive = build(members, ["file", "dated"], tarfile.PAX_FORMAT)
+    end = archive.rindex(b"199.bin") + 5000 if is_cut else len(archive)
+    runs: list[Any] = []
+    with io.BufferedReader(stored(archive[:end])) as stream, ExitStack() as stack:
+        if is_cut:
+            stack.enter_context(pytest.raises(ShardFormatError, match=r"199\.bin"))
+        for unit in read_marked_members(stream, "x.tar", ReadOptions(), Counter()):
+            runs += [unit] if isinstance(unit, MemberRun) else []
+    names = [name for run in runs for name in run.names]
+    assert names == [name for name, _ in members[2 : 199 if is_cut else 200]]
 
 
 def test_windows_pause_when_members_are_large() -> None:

@@ -160,14 +160,14 @@ def _with_parts(
 ) -> Iterator[tuple[Unit, tuple[str, str] | None]]:
     """Pairs members, or runs that can be split at once, with key and field; names that fail go to the handler."""
     for unit in units:
-        items: Iterable[Any]
-        if not isinstance(unit, MemberRun):
-            items = (unit,)
-        elif (columns := split_names(unit.names, split)) is None:
-            items = unit.members()
+        if isinstance(unit, MemberRun):
+            columns = split_names(unit.names, split)
+            if columns is not None:
+                yield unit._replace(keys=columns[0], fields=columns[1]), None
+                continue
+            items: Iterable[Any] = unit.members()
         else:
-            yield unit._replace(keys=columns[0], fields=columns[1]), None
-            continue
+            items = (unit,)
         for item in items:
             try:
                 parts = None if isinstance(item, Mark) else split(item.name)
@@ -267,7 +267,17 @@ def _drafts(
     has_samples = False
     closed = False  # whether the end of the open draft has been seen
     for item, parts in _with_parts(members, split, on_error):
-        if isinstance(item, MemberRun):
+        if parts is not None and isinstance(item, (ShardMember, FailedMember)):
+            has_samples = True
+            url, name, data, visit = item if isinstance(item, ShardMember) else (*item, 0)
+            key, field = parts
+            if draft is None or key != draft.key or visit != draft.visit or url != draft.url:
+                if draft is not None:
+                    yield draft
+                draft = Draft(key, url, visit, [])
+            closed = False
+            draft.parts.append((field, name, data))
+        elif isinstance(item, MemberRun):
             whole, draft = _finish(draft, item)
             closed = False
             has_samples = True
@@ -285,19 +295,9 @@ def _drafts(
             draft = None
         elif isinstance(item, PassedMember):
             closed = closed or (draft is not None and parts is not None and parts[0] != draft.key)
-        elif parts is None:
+        else:
             skipped[skip_reason(item.name)] += 1
             outside = outside or item
-        else:
-            has_samples = True
-            url, name, data, visit = item if isinstance(item, ShardMember) else (*item, 0)
-            key, field = parts
-            if draft is None or key != draft.key or visit != draft.visit or url != draft.url:
-                if draft is not None:
-                    yield draft
-                draft = Draft(key, url, visit, [])
-            closed = False
-            draft.parts.append((field, name, data))
     if draft is not None:
         yield draft
 

@@ -8,8 +8,10 @@ from the unusual.
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Callable
+from typing import cast
 
 from torchdata_wds.format.headers import BLOCK, padding
 from torchdata_wds.format.tar.members import ByteSource, MemberRun, PassedMember, ShardMember, gap_seeker, gather
@@ -92,7 +94,10 @@ class LookAhead:
     def take(self) -> tuple[MemberRun | ShardMember | PassedMember, int] | None:
         """Gives the next members, where an entry begins, and how many bytes they take in the archive."""
         if self._position < len(self._window.data):
-            return self._take_run() or self._take_cut()
+            if (run := self._take_run()) is not None:
+                return run
+            if not self._goes_back():
+                return self._take_cut()
         if self._read1 is None:
             return None
         if not self._pause:  # the members since the last choice decide on the next window's size, or another pause
@@ -121,6 +126,17 @@ class LookAhead:
         self._taken += len(names)
         return MemberRun(self._url, window.data, names, starts, ends, self._visit), self._position - position
 
+    def _goes_back(self) -> bool:
+        """Lets the next window begin with the last bytes of this one, where they can be read again; says if it does."""
+        left = len(self._window.data) - self._position
+        if not self._walks or self._seek is None or self._failure is not None or not self._position:
+            return False
+        if left > len(self._window.data) // 4:  # too many to be read twice
+            return False
+        cast("io.BufferedReader", self._stream).seek(-left, io.SEEK_CUR)
+        self._position += left
+        return True
+
     def _take_cut(self) -> tuple[ShardMember | PassedMember, int] | None:
         """Reads the member that goes on after the window."""
         data, position = self._window.data, self._position
@@ -135,11 +151,12 @@ class LookAhead:
         found = read_plain_header(parts[0])
         if found is not None:
             name, size = found
-            fill = padding(size)
-            is_wanted = True
+            fill = -size % BLOCK
+            length = BLOCK + size + fill
+            is_wanted, is_passed = True, False
             if self._choose is not None:
                 name, is_wanted = self._choose(name)
-            is_passed = not is_wanted and self.pass_over(size + fill)
+                is_passed = not is_wanted and self.pass_over(size + fill)
             if not is_passed and size <= self._largest_read:
                 try:
                     parts.append(read(size))
@@ -147,11 +164,11 @@ class LookAhead:
                         parts.append(read(fill))
                 except Exception as error:  # noqa: BLE001 - raised where the bytes before it end
                     self._failure = error.with_traceback(None)
-            if is_passed or sum(map(len, parts)) == BLOCK + size + fill:
-                self._held += BLOCK + size + fill
+            if is_passed or sum(map(len, parts)) == length:
+                self._held += length
                 self._taken += 1
                 member = ShardMember(self._url, name, parts[1], self._visit) if is_wanted else PassedMember(name, size)
-                return member, BLOCK + size + fill
+                return member, length
         self._window, self._position = Window(b"".join(parts)), 0
         return None
 

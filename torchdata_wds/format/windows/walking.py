@@ -7,6 +7,7 @@ import struct
 import sys
 import zlib
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from torchdata_wds.format import headers
@@ -30,13 +31,20 @@ def read_plain_header(block: bytes) -> tuple[str, int] | None:
     digits = head[_SIZE]
     if rest[_MAGIC] != b"usta" or not digits.isdigit() or head[_SIZE_END] not in b"\0 ":
         return None
-    if not _is_right(checksum, byte_sum(head) + byte_sum(rest) + _BLANKS):
+    total = (zlib.adler32(head) & 0xFFFF) + _rest_sum(rest)
+    if checksum != b"%06o\0 " % total and not _is_right(checksum, total):
         return None
+    name = full_name(block) if rest[_PREFIX] else head[:_NAME].partition(b"\0")[0]
     try:
-        name = text(full_name(block))
-        return None if name.endswith("/") else (name, int(digits, 8))
+        return None if name[-1:] == b"/" else (text(name), int(digits, 8))
     except ValueError:  # an 8 or a 9
         return None
+
+
+@lru_cache(64)
+def _rest_sum(rest: bytes) -> int:
+    """Sums what follows the checksum in a header, with the rest of the sum that `zlib.adler32` of the head begins."""
+    return byte_sum(rest) + _BLANKS - 1
 
 
 class Members(NamedTuple):
@@ -54,7 +62,6 @@ def walk_members(data: bytes, position: int = 0, largest: int = sys.maxsize) -> 
     starts: list[int] = []
     ends: list[int] = []
     own: dict[str, bytes] | None = None  # what the extended header right before says
-    sums: dict[bytes, int] = {}  # of what follows the checksum, which many headers have in common
     last, base = b"", 0
     passed, blocks_end = position, len(data) - len(data) % BLOCK
     unpack, adler32 = _HEADER.unpack_from, zlib.adler32
@@ -63,7 +70,7 @@ def walk_members(data: bytes, position: int = 0, largest: int = sys.maxsize) -> 
         if rest != last:
             if rest[_MAGIC] != b"usta":
                 break
-            last, base = rest, sums.get(rest) or sums.setdefault(rest, byte_sum(rest) + _BLANKS - 1)
+            last, base = rest, _rest_sum(rest)
         digits = head[_SIZE]
         total = base + (adler32(head) & 0xFFFF)  # as in `byte_sum`
         if not digits.isdigit() or head[_SIZE_END] not in b"\0 ":

@@ -45,6 +45,13 @@ class LocalFile(io.FileIO):
                 shard=self._shard,
             ) from error
 
+    def seek(self, position: int, whence: int = io.SEEK_SET, /) -> int:
+        """Moves to another byte."""
+        position = super().seek(position, whence)
+        if self._meter is not None:
+            self._meter.move(position)
+        return position
+
     def readall(self) -> bytes:
         """Reads the rest."""
         return super().readall() if self._meter is None else self._meter.read(super().readall)

@@ -41,6 +41,7 @@ print(min(faults() for _ in range(3)))
 pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other allocators have other rules")
 
 
+@pytest.mark.slow
 def test_reading_takes_no_new_pages(tmp_path: Path) -> None:
     """From the second epoch on, less than one page for each sample of 50 KB."""
     shard = tmp_path / "x.tar"
@@ -49,6 +50,7 @@ def test_reading_takes_no_new_pages(tmp_path: Path) -> None:
     assert float(run.stdout) < 1
 
 
+@pytest.mark.slow
 def test_decoding_takes_no_new_pages() -> None:
     """Neither do the pixels of an image, here of 2.25 MB."""
     run = subprocess.run([sys.executable, "-c", DECODE], capture_output=True, text=True, check=True)

@@ -40,7 +40,7 @@ SIZES = (9, 4, 13, 1, 7, 20, 3, 6)
 #: Lines that other tests run (the benchmarks, the distributed script), or that nothing can run on one host offline.
 NOT_RUN = ("pip install", "pytest", "ruff check", "torchrun", "python benchmarks/", "ray ", "python train.py")
 #: Pages whose blocks take seconds to import what they are about, and a command that measures for seconds.
-SLOW, SLOW_PARTS = {"frameworks"}, ("wds bench", "profile_pipe(")
+SLOW, SLOW_PARTS = {"frameworks"}, ("wds bench", "profile_pipe(", "repeat_batches(")
 #: What README's training loop prints.
 LOSSES = r"epoch 0: loss \d+\.\d\d\nepoch 1: loss \d+\.\d\d\n"
 #: What the blocks of the manual may import, and a reader need not have.

@@ -233,9 +233,7 @@ ORDERS = {
 
 @pytest.fixture(
     scope="module",
-    params=[
-        pytest.param(name, marks=() if name in ("before", "after") else pytest.mark.slow) for name in sorted(ORDERS)
-    ],
+    params=[pytest.param(name, marks=() if name == "after" else pytest.mark.slow) for name in sorted(ORDERS)],
 )
 def before_use(request: pytest.FixtureRequest) -> dict[str, Any]:
     """What a process sees of the forms whose pipes it has not used, by the order of its imports."""

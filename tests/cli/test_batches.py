@@ -64,6 +64,7 @@ def make_odd(random: Random, path: Path) -> None:
         os.mkfifo(path)
 
 
+@pytest.mark.slow
 def test_create_writes_a_folder_at_once_as_file_by_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same bytes, messages and status, for seeded trees of which some cannot be written."""
     statuses = set()
@@ -110,6 +111,7 @@ def test_file_of_a_folder_that_changes_after_the_check_is_an_error(change, messa
         next(samples)
 
 
+@pytest.mark.slow
 def test_cat_writes_samples_at_once_as_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same bytes, messages and status, for shards of every kind, whole and damaged."""
     monkeypatch.chdir(tmp_path)

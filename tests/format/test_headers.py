@@ -10,7 +10,7 @@ from tests.kits.tar_blocks import END, GNU, USTAR, V7, block, filled, long_name,
 from torchdata_wds.errors import ShardFormatError
 from torchdata_wds.format.tar import read_members
 from torchdata_wds.format.windows import find_members
-from torchdata_wds.format.windows.walking import read_plain_header
+from torchdata_wds.format.windows.walking import read_plain_header, walk_members
 
 pytestmark = pytest.mark.usefixtures("each_reader")
 
@@ -221,6 +221,20 @@ def test_read_members_compares_checksums_exactly(case: str) -> None:
                 read(archive)
             assert read_plain_header(archive[:512]) is None
             assert not find_members(archive).names
+
+
+@pytest.mark.parametrize("form", [b"%06o\0 ", b"%06o \0", b"%07o\0", b"%07o "])
+def test_windows_take_the_checksums_that_tar_programs_write(form: bytes) -> None:
+    """Six digits, or seven as Rust's tar crate writes; one header with another form does not hide the others."""
+    names = [b"%d.txt" % number for number in range(5)]
+    archive = b"".join(block(name, checksum=numbers(form)) for name in names)
+    expected = [name.decode() for name in names]
+    assert find_members(archive).names == list(walk_members(archive).names) == expected
+    other = block(b"b.txt", checksum=numbers(b"%08o"))
+    assert find_members(other + archive + other).names in (expected, [])
+    mixed = block(b"b.txt") + archive
+    assert read(mixed + END) == [(name, 0) for name in ["b.txt", *expected]]
+    assert read_plain_header(archive[:512]) == ("0.txt", 0)
 
 
 def test_read_members_accepts_a_signed_checksum_when_an_old_tar_wrote_it() -> None:

@@ -274,6 +274,7 @@ print(zstandard.backend, errors > 900)
 """
 
 
+@pytest.mark.slow
 def test_the_cffi_backend_of_zstandard_survives_damage() -> None:
     """Its buffers are not among the garbage of an error, where Python would crash when it collects them."""
     pytest.importorskip("zstandard._cffi")

@@ -94,6 +94,7 @@ def too_late(*_: Any) -> None:
     raise TimeoutError("too late")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("front", FRONTS_QUICK)
 def test_loader_goes_on_when_a_signal_handler_ends_a_wait(front: str) -> None:
     """The program's own time limit is not taken for the end of a worker. DataLoader2 shuts down at any exception."""

@@ -155,6 +155,7 @@ def check_graphs(
         assert (place, found) == (place, job["rest"])
 
 
+@pytest.mark.slow
 def test_fronts_agree_and_states_resume_in_another_process(urls: list[str], tmp_path: Path) -> None:
     """Two graphs with 0 to 2 workers, cut before, in, at the end of and after an epoch."""
     check_graphs(urls, [(33, 33), (32, None)], tmp_path, in_forked_process)

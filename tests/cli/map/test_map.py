@@ -144,9 +144,8 @@ def test_map_masks_secrets(here: Path) -> None:
     assert "abcdef" not in result.err
 
 
-@pytest.mark.parametrize(
-    ("number", "status"), [pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow), (signal.SIGTERM, 143)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_map_ends_its_workers_when_interrupted(number: signal.Signals, status: int, here: Path) -> None:
     """Ctrl-C and kill, which the workers do not see: no words, no process and nothing half left."""
     program = ForkedProgram("map", f"{MODULE}:wait", "shard-*.tar", "-o", "out/", "--workers", 2)

@@ -72,6 +72,7 @@ def no_warnings(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL, "torchdata_wds")
 
 
+@pytest.mark.slow
 def test_validation_is_the_same_by_windows_and_one_by_one(tmp_path: Path) -> None:
     """Findings, samples and counts, of whole and damaged archives and by several rules."""
     assert not differences(range(40), tmp_path)

@@ -47,7 +47,8 @@ def plain(items: Any) -> list[tuple[str, bytes]]:
 
 
 @pytest.mark.parametrize(
-    ("workers", "context"), [(0, None), (2, "fork"), pytest.param(2, "spawn", marks=pytest.mark.slow)]
+    ("workers", "context"),
+    [(0, None), *(pytest.param(2, context, marks=pytest.mark.slow) for context in ("fork", "spawn"))],
 )
 def test_crops_resume_exactly_in_the_middle_of_an_epoch(workers: int, context: Any, urls: list[str]) -> None:
     """What is left has the crops of the run that was not stopped, and so has the next epoch."""

@@ -76,6 +76,7 @@ def test_index_finds_links_to_members_that_no_sample_has(tmp_path: Path) -> None
     }
 
 
+@pytest.mark.slow
 def test_index_of_many_members_takes_little_memory(tmp_path: Path) -> None:
     """What is kept for links that may come is a name and two numbers a member, not an object."""
     path = tmp_path / "x.tar"

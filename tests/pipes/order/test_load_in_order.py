@@ -139,7 +139,7 @@ def test_torchs_loader_yields_each_sample_once(
             assert epochs[0] == first
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_orders_may_be_joined_under_torchs_loader(shards: Shards, workers: int) -> None:
     """Each divides its own samples; so does a filter of another branch."""
     other = IterableWrapper(shards.urls).sharding_filter().load_wds_shards().group_by_key().map(key_of)

@@ -103,6 +103,7 @@ def test_interrupt_ends_downloads_to_the_cache_when_the_server_stalls(remote: Re
         assert list(loader) == shards.order(run=4)
 
 
+@pytest.mark.slow
 def test_interrupt_ends_all_requests_of_a_batch_when_the_server_stalls(remote: Remote) -> None:
     site, base, shards = remote
     with IndexedShards([base + path for path in site.objects], index=shards.index) as data:
@@ -135,6 +136,7 @@ def test_replaced_shard_is_an_error_and_new_to_another_pipe(remote: Remote, read
     assert sorted(ordered(remote, read_ahead=read_ahead, index="auto")) == sorted(shards.keys)
 
 
+@pytest.mark.slow
 def test_states_pickles_and_errors_hold_no_secret(remote: Remote, caplog: pytest.LogCaptureFixture) -> None:
     site, base, shards = remote
     options = {"http": {"headers": {"Authorization": "Bearer s3cr3t"}}}

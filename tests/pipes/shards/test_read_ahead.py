@@ -322,6 +322,7 @@ next(samples)
 """
 
 
+@pytest.mark.slow
 def test_a_program_may_end_with_an_unfinished_iterator(tmp_path: Path) -> None:
     """Nothing about it appears on standard error."""
     paths = write_text_shards(tmp_path, [3, 3, 3])

@@ -147,7 +147,10 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
+@pytest.mark.parametrize(
+    "fault",
+    [pytest.param(fault, id=name, marks=pytest.mark.slow if name == "stall" else ()) for name, fault in FAULTS.items()],
+)
 def test_read_survives_connections_that_fail(fault: Fault) -> None:
     """It goes on at the same byte, twice in a row too."""
     web = site(plans={"/a.tar": iter([fault, fault])})

@@ -136,6 +136,7 @@ def test_shared_memory_is_free_when_the_items_of_a_message_are_gone(line: Line) 
     assert len(addresses) == 1
 
 
+@pytest.mark.slow
 def test_items_may_be_made_only_when_there_is_a_credit() -> None:
     """So many messages may be on their way; one that was taken in makes room for one more."""
     line, made = Line(ahead=2), []

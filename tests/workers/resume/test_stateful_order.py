@@ -131,7 +131,7 @@ def test_stateful_order_goes_on_with_other_numbers(shards: Shards) -> None:
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled, unavailable or uninitialized")
 @pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
-@pytest.mark.parametrize("is_alone", [True, False])
+@pytest.mark.parametrize("is_alone", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_stateful_order_resumes_from_a_distributed_checkpoint(shards: Shards, tmp_path: Path, is_alone: bool) -> None:
     """Such a checkpoint loads only the keys that the new object's state already has."""
     from torch.distributed import checkpoint  # takes more than a second

@@ -113,6 +113,7 @@ def large(item: int) -> bytes:
     return bytes(200_000)
 
 
+@pytest.mark.slow
 def test_workers_that_run_ahead_are_blocked() -> None:
     """While the training loop is slow."""
     with WdsLoader(IterableWrapper(range(100)).map(large), 1, prefetch_factor=2) as loader:

@@ -121,9 +121,8 @@ def served(faults: list[Fault | None], count: int = 20, size: int = 20_000) -> I
         yield [base + path for path in site.objects]
 
 
-@pytest.mark.parametrize(
-    ("front", "workers"), [RUNS[0], *(pytest.param(*run, marks=pytest.mark.slow) for run in RUNS[1:])]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("front", "workers"), RUNS)
 def test_slow_decode_is_named(front: str, workers: int, shards: list[str]) -> None:
     """A function of the user that only sleeps."""
     verdict = judged("stage", front, samples(shards).wds_decode(sleeping), workers)

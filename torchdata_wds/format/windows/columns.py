@@ -21,6 +21,7 @@ def _repeated(byte: int) -> np.uint64:
 
 _ZEROS, _NO_DIGIT = _repeated(ord("0")), _repeated(0xF8)
 _FOUR, _SIX, _SEVEN = (np.uint64((1 << 8 * number) - 1) for number in (4, 6, 7))  # the first bytes of a word
+_BYTE, _ZERO = np.uint64(0xFF), np.uint64(ord("0"))
 _EVEN, _LOW_HALF = np.uint64(0x00FF00FF00FF00FF), np.uint64(0x0000FFFF0000FFFF)
 # What must be 0 once the zeros of the digits are taken away. After the digits, a blank is as good as a NUL.
 _SIZE_ZEROS, _SUM_ZEROS = _ZEROS & _SEVEN, _ZEROS & _SIX
@@ -45,7 +46,8 @@ def _octal(digits: Array) -> Array:
 def sizes_of(heads: Array, used: Array) -> tuple[Array, Array]:
     """Reads the sizes in headers: eleven octal digits, and a NUL or blank; also returns which headers are sound.
 
-    A sound one has such a size and a right checksum: six octal digits and two NULs or blanks.
+    A sound one has such a size and a right checksum: six octal digits and two NULs or blanks, or a zero, six digits and
+    one of these, as Rust's tar crate writes it; the first header tells which.
 
     Args:
         heads: The headers, an array of shape (number, 64) and dtype ``<u8``.
@@ -56,8 +58,11 @@ def sizes_of(heads: Array, used: Array) -> tuple[Array, Array]:
     """
     high, low = heads[:, _SIZE] ^ _ZEROS, heads[:, _SIZE + 1] ^ _SIZE_ZEROS
     field = heads[:, _SUM] >> _BITS[32] | heads[:, _SUM + 1] << _BITS[32]
-    stored = field ^ _SUM_ZEROS
+    has_seven = int(field[0]) >> 48 & 0xFF >= ord("0")
+    stored = (field >> _BITS[8] if has_seven else field) ^ _SUM_ZEROS
     is_sound: Array = (high & _HIGH_WRONG | low & _LOW_WRONG | stored & _SUM_WRONG) == 0
+    if has_seven:
+        is_sound &= field & _BYTE == _ZERO
     numbers = _octal(np.stack((high >> _BITS[32], low & _SEVEN, stored & _SIX)))
     is_sound &= numbers[2] >> _BITS[6] == _byte_sums(heads, used, field)
     sizes = numbers[0] << _BITS[9] | numbers[1] >> _BITS[3]

@@ -104,8 +104,8 @@ def walk_members(data: bytes, position: int = 0, largest: int = sys.maxsize) -> 
 
 
 def _is_right(checksum: bytes, total: int) -> bool:
-    """Returns whether a field holds a checksum as tar programs write it: six digits and two NULs or blanks."""
-    return checksum[:6] == b"%06o" % total and not checksum[6:].strip(b"\0 ")
+    """Returns whether a field holds a checksum as tar programs write it: six or seven digits, then NULs or blanks."""
+    return checksum.rstrip(b"\0 ") in (b"%06o" % total, b"%07o" % total)
 
 
 def read_records(kind: int, content: bytes, size: int) -> dict[str, bytes] | None:

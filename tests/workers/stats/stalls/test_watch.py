@@ -146,6 +146,7 @@ def test_workers_that_wait_are_named_so() -> None:
     assert re.search(r"worker 1 \(pid \d+\): has (items ready|made all its items of this epoch)", text)
 
 
+@pytest.mark.slow
 def test_c_code_is_named_when_it_holds_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     """The stack needs no Python code to run in the worker."""
     monkeypatch.setattr(stack_file, "_ANSWER", 0.1)

@@ -107,7 +107,7 @@ class Meter:
             counts.first_bytes += 1
 
     def move(self, byte: int) -> None:
-        """Notes that reading goes on elsewhere; what is read again is counted once."""
+        """Notes a seek: bytes that will be read again are taken off, so that they count once."""
         self._counts.bytes -= max(0, self.byte - byte)
         self.byte = byte
 

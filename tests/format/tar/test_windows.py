@@ -282,6 +282,63 @@ def test_a_member_that_a_window_cuts_begins_the_next_one(is_cut: bool) -> None:
     assert names == [name for name, _ in members[2 : 199 if is_cut else 200]]
 
 
+@pytest.mark.parametrize("is_strict", [False, True])
+def test_a_file_that_is_cut_while_it_is_read_is_reported(is_strict: bool) -> None:
+    """Also where reading has gone back to a member, which is then no longer there."""
+    archive = build([(f"{number}.bin", 9000) for number in range(300)], ["file"], tarfile.USTAR_FORMAT)
+    count = 0
+    with io.BufferedReader(file := stored(archive)) as stream, pytest.raises(ShardFormatError, match="inside member"):
+        for unit in read_marked_members(stream, "x.tar", ReadOptions(require_end_marker=is_strict), Counter()):
+            count += len(unit.names) if isinstance(unit, MemberRun) else 1
+            if count >= 5:
+                file.truncate(0)
+    assert 5 <= count < 20
+
+
+@pytest.mark.parametrize("old", [b"", b"old"])
+def test_links_to_members_that_are_left_out_give_their_content(old: bytes, each_reader: None) -> None:
+    """From a file that cannot be opened again, also if a window cuts the member, which an older one is named as."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+        fill = [(f"{number}.txt", b"x" * 100) for number in range(200)]
+        last = [(f"z{number}.txt", b"x") for number in range(5)]
+        for name, data in [*([("a.bin", old)] if old else []), *fill, ("a.bin", b"new" * 50_000), *last]:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+        info = tarfile.TarInfo("link.txt")
+        info.type, info.linkname = tarfile.LNKTYPE, "a.bin"
+        archive.addfile(info)
+    with io.BufferedReader(stored(out.getvalue())) as stream:
+        found = {member.name: member.data for member in read_members(stream, "x.tar", select="*.txt")}
+    assert found["link.txt"] == b"new" * 50_000
+
+
+@pytest.mark.parametrize("step", [0, 100_000])
+@pytest.mark.parametrize("sizes", list(READERS.values())[1:])
+def test_whole_samples_come_before_the_error_of_select(sizes: Sizes, step: int) -> None:
+    """The sample before the member at which it raises is whole."""
+
+    def select(name: str) -> bool:
+        if name == "7.txt":
+            raise ValueError("a mistake")
+        return True
+
+    archive = build(TEN, ["file"], tarfile.USTAR_FORMAT)
+    plain = outcome(archive, READERS["one by one"], 0, None, select=select)
+    assert [sample["__key__"] for sample in plain[-3] if isinstance(sample, dict)] == [str(key) for key in range(7)]
+    assert outcome(archive, sizes, step, None, select=select) == plain
+
+
+@pytest.mark.parametrize("sizes", list(READERS.values())[1:])
+def test_a_global_name_is_that_of_all_members(sizes: Sizes) -> None:
+    """As `TarEntries` has it, which takes GNU's second record of a name as it takes the first."""
+    name = tarfile.TarInfo.create_pax_global_header({"GNU.sparse.name": "all.txt"})
+    archive = name + build(TEN, ["file"], tarfile.USTAR_FORMAT)
+    plain = outcome(archive, READERS["one by one"], 100_000, None)
+    assert outcome(archive, sizes, 100_000, None) == plain
+
+
 def test_windows_pause_when_members_are_large() -> None:
     """Large members are read straight into their own bytes; small ones behind them come in windows again."""
     members = [("0.bin", 1 << 20), *((f"{number}.bin", 150_000) for number in range(1, 140)), *TEN * 60]

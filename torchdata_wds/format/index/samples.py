@@ -33,8 +33,8 @@ Result = dict[str, Any] | Exception
 # How many bytes are read at once. More of a local file would take fresh pages of memory each time; a request to a
 # server should be large.
 LARGEST_LOCAL_PIECE, LARGEST_REMOTE_PIECE = 1 << 20, 16 << 20
-# Headers are read one by one, unless a piece has more than this many samples, of fewer bytes than this on average:
-# reading them as columns takes as long as 20 headers, and passes over all the bytes between them.
+# Headers are read one by one, unless a piece has at least this many samples, of fewer bytes than this on average:
+# reading them as columns passes over all the bytes between them.
 _FEW_SAMPLES, _SMALL_SAMPLE = 16, 4096
 _CHECK = 0xFFFFFFFF  # the bits of a key's hash that the index keeps beside each sample
 _CURE = "Make the index again: wds index --force, or index_shard"

@@ -18,7 +18,7 @@ from torchdata_wds.errors import Advice, EncodingError, MissingFieldError, Sampl
 from torchdata_wds.option_types import KeyRule, OnDuplicate, OnReappearing, SplitName
 
 _DOT, _NEWLINE, _SLASH = b".\n/"
-_OTHERS = bytes(set(range(256)) - {_DOT, _NEWLINE, _SLASH})
+_OTHERS = bytes(set(range(256)) - {_DOT, _NEWLINE, _SLASH})  # all bytes but these three
 
 _CURES = {
     "metadata": "its first part has the form __x__, which marks what belongs to no sample",
@@ -75,7 +75,7 @@ def _split_plain(names: Sequence[str]) -> tuple[Sequence[str], Sequence[str]] | 
     if (has_slashes and "/." in joined) or ("_" in joined and "\n__" in joined):
         return None
     encoded = joined.encode("utf-8", "surrogatepass")
-    shape = b"/" * joined.count("/", 0, joined.find("\n", 1)) + b".\n"  # of the first name, if it is as most are
+    shape = b"/" * joined.count("/", 0, joined.find("\n", 1)) + b".\n"  # what is left of the first name
     if encoded.translate(None, _OTHERS) == b"\n" + shape * len(names):
         columns = joined[1:-1].replace(".", "\n").split("\n")
         keys, fields = columns[::2], columns[1::2]

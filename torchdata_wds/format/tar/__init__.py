@@ -67,7 +67,8 @@ def read_marked_members(stream: ByteSource, url: str, options: ReadOptions, skip
     wanted = None if select is None else name_filter(select)
     choose = None if rename is None and wanted is None else partial(_choice, rename, wanted)
     links = HardLinks(url, shard, reopen, max_member_bytes=largest)
-    seeks_past = pass_over if sizes_only else None if wanted is None else choose
+    # What a later hard link may need is held, or forgotten, in the loop below.
+    seeks_past = pass_over if sizes_only else None if wanted is None or links.recent is not None else choose
     source = LookAhead(stream, url, visit, largest, seeks_past)
     ends = {"require_end_marker": require_end_marker, "concatenated": concatenated}
     entries = TarEntries(source, shard, offset=offset, max_member_bytes=largest, **ends)
@@ -108,7 +109,12 @@ def read_marked_members(stream: ByteSource, url: str, options: ReadOptions, skip
                     yield entry
                 else:
                     for member in entry.members() if isinstance(entry, MemberRun) else (entry,):
-                        name, is_wanted = choose(member.name)
+                        name = member.name if rename is None else _renamed(rename, member.name)
+                        try:
+                            is_wanted = wanted is None or wanted(name)
+                        except Exception:
+                            yield PassedMember(name)
+                            raise
                         yield member._replace(name=name) if is_wanted else PassedMember(name)
     yield Mark.END  # an archive without end marker, where that is allowed
 

@@ -240,7 +240,7 @@ class TarEntries:
         records = {keyword: value for keyword, value in records.items() if keyword in headers.RELEVANT}
         if kind == headers.GLOBAL_PAX:
             self._global |= records
-            self.has_globals = "path" in self._global or "size" in self._global
+            self.has_globals = not {"path", "size", "GNU.sparse.name"}.isdisjoint(self._global)
             self.raw.clear()
         else:
             self._own = records  # as in GNU tar and bsdtar: of two headers in a row the last one counts

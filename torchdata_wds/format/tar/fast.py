@@ -23,9 +23,9 @@ Choose = Callable[[str], tuple[str, bool]]
 
 
 # The sizes of a window in bytes: the first one is small so that the first sample comes soon, and each is at most
-# `GROWTH` times as large as the one before it. 0 turns windows off.
+# `GROWTH` times as large as the one before it. `LARGEST_WINDOW = 0` turns windows off.
 SMALLEST_WINDOW, LARGEST_WINDOW, GROWTH = 1 << 16, 3 << 19, 4
-MANY_MEMBERS = 128  # where a window may hold as many, looking at all headers together is faster than one by one
+MANY_MEMBERS = 128  # a window that may hold as many is faster searched for all headers together than one by one
 LARGE_MEMBER = 1 << 16  # windows pay off while members take at most this many bytes on average
 FIRST_MEMBERS = 2  # how many members are read one by one at first: they show what follows
 # How many members are read one by one after a window that did not pay off; twice as many after the next, and so on.
@@ -93,10 +93,12 @@ class LookAhead:
 
     def take(self) -> tuple[MemberRun | ShardMember | PassedMember, int] | None:
         """Gives the next members, where an entry begins, and how many bytes they take in the archive."""
+        tail = b""
         if self._position < len(self._window.data):
             if (run := self._take_run()) is not None:
                 return run
-            if not self._goes_back():
+            tail = self._go_back()
+            if not tail:
                 return self._take_cut()
         if self._read1 is None:
             return None
@@ -104,15 +106,17 @@ class LookAhead:
             if self._taken * LARGE_MEMBER < self._held:
                 self._pause, self._next_pause = self._next_pause, min(2 * self._next_pause, LONGEST_PAUSE)
                 self._size = SMALLEST_WINDOW
+                self._window, self._position = Window(b""), 0
             elif self._window.data:
                 self._next_pause = FIRST_PAUSE
                 self._size = min(GROWTH * self._size, LARGEST_WINDOW)
+            # As many members of the last ones' size would fill the next window.
             self._walks = self._taken * self._size < (self._held + BLOCK) * MANY_MEMBERS
             self._held = self._taken = 0
         if self._pause:
             self._pause -= 1
             return self._read_member(self._stream.read)
-        self._look(self._read1)
+        self._look(self._read1, tail)
         return self._take_run()
 
     def _take_run(self) -> tuple[MemberRun, int] | None:
@@ -126,37 +130,40 @@ class LookAhead:
         self._taken += len(names)
         return MemberRun(self._url, window.data, names, starts, ends, self._visit), self._position - position
 
-    def _goes_back(self) -> bool:
-        """Lets the next window begin with the last bytes of this one, where they can be read again; says if it does."""
-        left = len(self._window.data) - self._position
-        if not self._walks or self._seek is None or self._failure is not None or not self._position:
-            return False
-        if left > len(self._window.data) // 4:  # too many to be read twice
-            return False
-        cast("io.BufferedReader", self._stream).seek(-left, io.SEEK_CUR)
-        self._position += left
-        return True
+    def _go_back(self) -> bytes:
+        """Seeks back to what the window cuts, so that the next one begins with it; returns it, or nothing."""
+        tail = self._window.data[self._position :]
+        is_file = self._seek is not None and self._failure is None
+        is_window_next = not self._pause and self._taken * LARGE_MEMBER >= self._held
+        is_short = self._position > 0 and len(tail) <= len(self._window.data) // 4  # it is read twice
+        if not (self._walks and is_file and is_window_next and is_short):
+            return b""
+        cast("io.BufferedReader", self._stream).seek(-len(tail), io.SEEK_CUR)
+        self._position += len(tail)
+        return tail
 
     def _take_cut(self) -> tuple[ShardMember | PassedMember, int] | None:
-        """Reads the member that goes on after the window."""
+        """Reads a plain member that begins in the window and ends after it; None for anything else."""
         data, position = self._window.data, self._position
         found = read_plain_header(data[position : position + BLOCK])
-        if found is None or not len(data) - position - BLOCK < found[1] + padding(found[1]) <= self._largest_read:
+        if found is None:
             return None
+        length, left = found[1] + padding(found[1]), len(data) - position - BLOCK
+        if length <= left or length > self._largest_read:
+            return None
+        self._held -= BLOCK + left  # which were counted with the window
         return self._read_member(self.read)
 
     def _read_member(self, read: Callable[[int], bytes]) -> tuple[ShardMember | PassedMember, int] | None:
         """Reads one member; leaves what was read to the plain reader if anything is unusual."""
         parts = [read(BLOCK)]
         found = read_plain_header(parts[0])
-        if found is not None:
-            name, size = found
-            fill = -size % BLOCK
+        chosen = None if found is None else self._chosen(found[0])
+        if found is not None and chosen is not None:
+            (name, is_wanted), size = chosen, found[1]
+            fill = padding(size)
             length = BLOCK + size + fill
-            is_wanted, is_passed = True, False
-            if self._choose is not None:
-                name, is_wanted = self._choose(name)
-                is_passed = not is_wanted and self.pass_over(size + fill)
+            is_passed = not is_wanted and self.pass_over(size + fill)
             if not is_passed and size <= self._largest_read:
                 try:
                     parts.append(read(size))
@@ -172,18 +179,30 @@ class LookAhead:
         self._window, self._position = Window(b"".join(parts)), 0
         return None
 
-    def _look(self, read: Callable[[int], bytes]) -> None:
-        """Reads the next window."""
+    def _chosen(self, name: str) -> tuple[str, bool] | None:
+        """Returns a member's new name and whether it is wanted; None if choosing fails, as it will again later."""
+        if self._choose is None:
+            return name, True
+        try:
+            return self._choose(name)
+        except Exception:  # noqa: BLE001 - raised when `TarEntries` has come there
+            return None
+
+    def _look(self, read: Callable[[int], bytes], tail: bytes) -> None:
+        """Reads the next window; it begins with `tail`, which was read before."""
         if self._failure is not None:
             raise self._failure
         pieces: list[bytes] = []
         try:
             gather(read, pieces, self._size, PATIENCE)
+            gather(read, pieces, len(tail) - sum(map(len, pieces)))
         except Exception as error:
-            if not pieces:
+            if not pieces and not tail:
                 raise
             self._failure = error.with_traceback(None)
         data = b"".join(pieces)
+        if not data.startswith(tail):  # the file has been changed, or fails
+            data = tail + data[len(tail) :]
         self._window, self._position = Window(data) if self._walks else find_members(data), 0
         self._held = len(data)
         window = self._window

@@ -14,7 +14,7 @@ import numpy as np
 
 from torchdata_wds.format.headers import BLOCK, PAX_HEADER, full_name, text
 from torchdata_wds.format.windows.columns import Array, sizes_of
-from torchdata_wds.format.windows.walking import PLAIN_FILE, Members, read_records
+from torchdata_wds.format.windows.walking import PLAIN_FILE, Members, read_extension
 
 _WORDS = BLOCK // 8
 _MAGIC = int.from_bytes(b"usta", "little")  # the four bytes at 257 of each header
@@ -34,7 +34,7 @@ class Window:
     lasts: Sequence[int] = ()  # the rows that the next one does not follow directly, but something else or an inner tar
 
     def members_at(self, position: int) -> Members:
-        """Returns the members from a position on, where an entry must begin, as far as they are adjacent."""
+        """Returns the adjacent members from a position on, where an entry must begin; none if no plain one does."""
         first = bisect_left(self.begins, position)
         if first == len(self.begins) or self.begins[first] != position:
             return Members((), (), (), position)
@@ -81,7 +81,7 @@ def find_members(data: bytes) -> Window:
     return Window(data, begins, starts.tolist(), ends.tolist(), nexts, names, lasts)
 
 
-_DATES = [int.from_bytes(b" %ctime" % kind, "little") for kind in b"mca"]  # after two digits
+_DATES = [int.from_bytes(b" %ctime" % kind, "little") for kind in b"mca"]  # bytes 2 to 7 of a record
 _TWO_BYTES, _BYTE, _ZERO = np.uint64(16), np.uint64(8), np.uint64(ord("0"))
 _LOW = np.uint64(0xFF)
 _EQUALS, _NEWLINE = b"=\n"
@@ -111,7 +111,10 @@ def _pass_dates(
 
 
 def _are_dates(data: bytes, starts: Array, ends: Array) -> Array:
-    """Returns which parts of the data are nothing but sound records of dates of 10 to 99 bytes; a header follows."""
+    """Returns which parts of the data are nothing but sound records of dates, of 10 to 99 bytes.
+
+    A header must follow each part, since eight bytes are read at once.
+    """
     octets: Array = np.frombuffer(data, np.uint8)
     words: Array = np.ndarray((len(data) - 7,), "<u8", data, 0, (1,))  # that begin at each byte
     are_dates = np.ones(len(starts), np.bool_)
@@ -165,7 +168,7 @@ def _extend(data: bytes, begins: Array, names: list[str], extended: Iterable[tup
     # A member keeps its own begin if its header says more, or if it has several: no walk over the entries comes to it.
     before: dict[int, tuple[int, dict[str, bytes]]] = {}  # where the next header lies: the entry's begin and records
     for begin, start, end, after, kind in extended:
-        records = read_records(kind, data[start:after], end - start)
+        records = read_extension(kind, data[start:after], end - start)
         if before.pop(begin, None) is None and records is not None:
             before[after] = begin, records
     for row, begin in enumerate(begins.tolist() if before else ()):

@@ -20,6 +20,7 @@ _MAGIC, _PREFIX = slice(257 - 156, 261 - 156), 345 - 156  # in what begins with 
 _BLANKS = 8 * ord(" ")  # the checksum's own field counts as blanks
 _TELLS_MORE = re.compile(rb"size|GNU\.|\0")  # a quick look at records that are not dates
 _PAX = headers.PAX_HEADER[0]
+# A header's only record.
 _DATE = re.compile(rb"[1-9][0-9] [mac]time=[^\n]*\n")
 
 
@@ -43,7 +44,7 @@ def read_plain_header(block: bytes) -> tuple[str, int] | None:
 
 @lru_cache(64)
 def _rest_sum(rest: bytes) -> int:
-    """Sums what follows the checksum in a header, with the rest of the sum that `zlib.adler32` of the head begins."""
+    """Sums what follows the checksum, and the checksum's blanks, less the 1 that `zlib.adler32` adds to the head."""
     return byte_sum(rest) + _BLANKS - 1
 
 
@@ -57,12 +58,12 @@ class Members(NamedTuple):
 
 
 def walk_members(data: bytes, position: int = 0, largest: int = sys.maxsize) -> Members:
-    """Finds the members from an entry on that lie whole in a window and have at most `largest` bytes."""
+    """Finds members from an entry on, up to the first that is not plain, not whole, or larger than `largest` bytes."""
     names: list[bytes] = []
     starts: list[int] = []
     ends: list[int] = []
     own: dict[str, bytes] | None = None  # what the extended header right before says
-    last, base = b"", 0
+    last, base = b"", 0  # what follows the checksum, which most headers of a shard have in common, and its sum
     passed, blocks_end = position, len(data) - len(data) % BLOCK
     unpack, adler32 = _HEADER.unpack_from, zlib.adler32
     while position < blocks_end:
@@ -71,7 +72,7 @@ def walk_members(data: bytes, position: int = 0, largest: int = sys.maxsize) -> 
             if rest[_MAGIC] != b"usta":
                 break
             last, base = rest, _rest_sum(rest)
-        digits = head[_SIZE]
+        digits = head[_SIZE]  # from here on as in `read_plain_header`, inline, which is faster
         total = base + (adler32(head) & 0xFFFF)  # as in `byte_sum`
         if not digits.isdigit() or head[_SIZE_END] not in b"\0 ":
             break
@@ -87,7 +88,7 @@ def walk_members(data: bytes, position: int = 0, largest: int = sys.maxsize) -> 
         if position > blocks_end or size > largest:
             break
         if rest[0] != PLAIN_FILE:
-            own = read_records(rest[0], data[start:position], size) if own is None else None
+            own = read_extension(rest[0], data[start:position], size) if own is None else None
             if own is None:
                 break
             continue
@@ -108,10 +109,10 @@ def _is_right(checksum: bytes, total: int) -> bool:
     return checksum.rstrip(b"\0 ") in (b"%06o" % total, b"%07o" % total)
 
 
-def read_records(kind: int, content: bytes, size: int) -> dict[str, bytes] | None:
+def read_extension(kind: int, content: bytes, size: int) -> dict[str, bytes] | None:
     """Reads what an extended header says; None if it is another kind, damaged, or says more than a name or dates.
 
-    Records that are of no use to reading may be left out.
+    Dates and other records that reading ignores may be missing.
     """
     try:
         if kind == _PAX and _DATE.fullmatch(content, 0, size) is not None and int(content[:2]) == size:

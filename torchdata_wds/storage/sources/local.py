@@ -46,7 +46,7 @@ class LocalFile(io.FileIO):
             ) from error
 
     def seek(self, position: int, whence: int = io.SEEK_SET, /) -> int:
-        """Moves to another byte."""
+        """Moves to another byte, and tells the meter."""
         position = super().seek(position, whence)
         if self._meter is not None:
             self._meter.move(position)

@@ -132,15 +132,15 @@ class LookAhead:
 
     def _go_back(self) -> bytes:
         """Seeks back to what the window cuts, so that the next one begins with it; returns it, or nothing."""
-        tail = self._window.data[self._position :]
+        data, position = self._window.data, self._position
         is_file = self._seek is not None and self._failure is None
         is_window_next = not self._pause and self._taken * LARGE_MEMBER >= self._held
-        is_short = self._position > 0 and len(tail) <= len(self._window.data) // 4  # it is read twice
+        is_short = position > 0 and 4 * position >= 3 * len(data)  # it is read twice
         if not (self._walks and is_file and is_window_next and is_short):
             return b""
-        cast("io.BufferedReader", self._stream).seek(-len(tail), io.SEEK_CUR)
-        self._position += len(tail)
-        return tail
+        cast("io.BufferedReader", self._stream).seek(position - len(data), io.SEEK_CUR)
+        self._position = len(data)
+        return data[position:]
 
     def _take_cut(self) -> tuple[ShardMember | PassedMember, int] | None:
         """Reads a plain member that begins in the window and ends after it; None for anything else."""

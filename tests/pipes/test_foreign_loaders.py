@@ -275,6 +275,7 @@ def test_foreign_loaders_change_nothing_when_there_is_one_rank(
     assert not said()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("ranks")
 def test_foreign_loaders_change_nothing_in_other_loaders_of_the_loop(
     urls: list[str], said: Callable[[], list[str]]

@@ -199,6 +199,7 @@ def stuck_once(item: Path | int) -> Path | int:
     return item
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("front", FRONTS_QUICK)
 @pytest.mark.parametrize("epoch", [False, True], ids=["", "wds_epoch"])
 def test_loader_gives_whole_epochs_when_a_source_was_stuck(

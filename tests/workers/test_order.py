@@ -177,6 +177,7 @@ def test_order_is_the_same_on_every_grid(shards: Shards, examples: int) -> None:
     check_many(check_grid, shards, examples, SOME, RUNS, GRIDS, st.booleans())
 
 
+@pytest.mark.slow
 @EXAMPLES
 def test_chain_of_resumes_gives_the_unbroken_run(shards: Shards, examples: int) -> None:
     """Through JSON, at any positions, the end of the epoch too."""

@@ -49,6 +49,7 @@ def test_real_workers_follow_the_order(shards: Shards, front: str, context: str)
     other.shutdown()
 
 
+@pytest.mark.slow
 def test_real_workers_skip_whole_batches(shards: Shards) -> None:
     """And positions count them."""
     order = shards.order(run=4)

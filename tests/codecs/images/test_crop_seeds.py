@@ -88,6 +88,7 @@ def test_crops_resume_exactly_under_stateful_data_loader(urls: list[str]) -> Non
         assert plain(resumed) == whole[11:]
 
 
+@pytest.mark.slow
 def test_crops_are_the_same_for_any_number_of_workers_in_a_global_order(urls: list[str]) -> None:
     """They follow from seed, epoch and position."""
     found = []

@@ -47,6 +47,7 @@ def no_warnings(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.ERROR, "torchdata_wds")
 
 
+@pytest.mark.slow
 def test_index_is_the_same_by_windows_and_one_by_one(tmp_path: Path) -> None:
     """Rows, header and errors, of whole and damaged archives."""
     assert not differences(range(150), tmp_path)

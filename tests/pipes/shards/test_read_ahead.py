@@ -241,6 +241,7 @@ def mixed(urls: list[str], **options: int) -> Any:
     return samples.wds_decode().map(augment).map(row)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"read_ahead": 2}, {"interleave": 3}, {"interleave": 2, "read_ahead": 1}])
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_resumed_epoch_is_the_rest_when_shards_are_mixed(options: dict[str, int], workers: int, tmp_path: Path) -> None:

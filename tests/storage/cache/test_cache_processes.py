@@ -143,6 +143,7 @@ def test_others_take_over_when_the_process_that_began_is_killed(
     assert [path.name for path in tmp_path.iterdir()] == [copy_name(url)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kills", [5, pytest.param(40, marks=pytest.mark.slow)])
 def test_nothing_wrong_is_served_when_processes_are_killed_while_they_download(
     tmp_path: Path, server: CacheServer, kills: int
@@ -181,6 +182,7 @@ def test_readers_get_everything_when_others_are_killed_all_the_time(tmp_path: Pa
     assert [path.read_bytes() for path in tmp_path.iterdir()] == [SHARDS[0]]
 
 
+@pytest.mark.slow
 def test_the_limit_is_kept_within_one_shard_when_four_readers_run(tmp_path: Path, server: CacheServer) -> None:
     """Finished copies, at every moment; every reader gets every shard all the same."""
     data = [shard(number, 50_000) for number in range(12)]

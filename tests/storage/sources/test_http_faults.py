@@ -144,6 +144,7 @@ def test_samples_are_identical_when_connections_drop_in_the_end_marker() -> None
     assert samples == SAMPLES
 
 
+@pytest.mark.slow
 @every_server
 def test_samples_are_identical_when_the_server_stalls(server: dict[str, Any]) -> None:
     """A connection on which nothing comes is as good as broken."""

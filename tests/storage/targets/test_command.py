@@ -52,6 +52,7 @@ def test_command_target_logs_what_the_command_said_when_it_succeeds(caplog: pyte
     assert "careful\nstored" in caplog.text
 
 
+@pytest.mark.slow
 def test_command_target_spares_what_still_writes_when_the_command_has_succeeded(tmp_path: Path) -> None:
     """A process substitution may end after the shell; its file is whole."""
     write(f"pipe:tee >(sleep 0.3; cat > {tmp_path}/late) > {tmp_path}/x.tar", DATA[:1000])

@@ -135,6 +135,7 @@ def test_workers_leave_the_garbage_of_the_program_alone() -> None:
         assert sorted(loader) == [0, 1, 2, 3]
 
 
+@pytest.mark.slow
 def test_batches_come_whole_when_sockets_have_a_default_timeout() -> None:
     """The program's default for its own sockets does not reach the connections to workers."""
     socket.setdefaulttimeout(30)

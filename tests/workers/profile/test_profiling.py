@@ -145,6 +145,7 @@ def test_stages_in_another_thread_count_beside_the_others() -> None:
     assert fast.rate == pytest.approx(slow.rate, rel=0.3)
 
 
+@pytest.mark.slow
 # --------------------------------------------------------------------------------------------------------- the runs
 def test_a_graph_that_ends_early_is_repeated() -> None:
     """Nine items are few, but they come again and again."""

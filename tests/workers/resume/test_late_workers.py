@@ -39,6 +39,7 @@ def late_worker(file: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     file.touch()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("front", FRONTS)
 def test_passes_and_states_are_whole_when_a_worker_was_late(
     front: str, pipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -59,6 +60,7 @@ def test_passes_and_states_are_whole_when_a_worker_was_late(
         assert list(again) == rest
 
 
+@pytest.mark.slow
 def test_pass_goes_on_when_a_worker_was_late_in_a_resumed_epoch(
     pipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

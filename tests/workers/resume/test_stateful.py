@@ -251,6 +251,7 @@ def test_stateful_pipeline_has_a_small_plain_state_at_each_step_when_workers_rea
             assert len(json.dumps(state)) < 10_000, step
 
 
+@pytest.mark.slow
 # ------------------------------------------------------------------------------------------------------------- epochs
 @pytest.mark.parametrize(
     ("persistent", "context"),
@@ -314,6 +315,7 @@ def test_stateful_pipeline_counts_on_when_workers_end_after_an_epoch_was_set(url
         assert [list(loader), list(loader), list(loader)] == [whole[0][3:], whole[1], whole[2]]
 
 
+@pytest.mark.slow
 def test_stateful_pipeline_counts_by_itself_when_it_is_copied(urls: list[str]) -> None:
     """A copy begins at its first epoch, or at the one that was set."""
     whole = run(plain(urls), 3, 1)

@@ -59,6 +59,7 @@ def test_length_is_what_an_epoch_yields_when_an_index_or_epoch_tells_it(
         assert found == length
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("workers", "batch_size", "drop_last"), [(1, 4, True), (2, None, False), (2, 4, False), (3, 4, True)]
 )

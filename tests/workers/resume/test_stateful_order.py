@@ -104,6 +104,7 @@ def test_stateful_order_resumes_in_the_middle_of_an_epoch(
         assert StatefulPipeline.position_in(state) == (0, len(keys_in(begun)))
 
 
+@pytest.mark.slow
 def test_stateful_order_goes_on_with_other_numbers(shards: Shards) -> None:
     """By the position in its state: 2 ranks of 2 workers stop, and 3 ranks of one worker go on, then one WdsLoader."""
     order = shards.order(run=RUN)
@@ -164,6 +165,7 @@ def test_stateful_order_seeks_once(shards: Shards, workers: int) -> None:
     assert keys_in(loader) == shards.order(run=RUN, epoch=3)
 
 
+@pytest.mark.slow
 def test_stateful_order_counts_epochs_after_resuming(shards: Shards) -> None:
     """Without persistent workers; a state at the end of an epoch gives nothing more of it."""
     loader = loader_of(shards, 2, batch=4)

@@ -100,6 +100,7 @@ def test_the_first_epoch_is_traced(tmp_path: Path, workers: int) -> None:
     assert path.read_bytes() == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_slow_source_is_seen_without_its_secrets(tmp_path: Path, workers: int) -> None:
     """With the shard and the byte at which it was waited for."""

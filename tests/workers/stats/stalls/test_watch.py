@@ -140,6 +140,7 @@ def test_dead_lock_in_a_function_is_named_when_no_item_comes(front: str, caplog:
     assert [signal.getsignal(number) for number in signal.valid_signals()] == handlers
 
 
+@pytest.mark.slow
 def test_workers_that_wait_are_named_so() -> None:
     """Worker 1 has made all its items."""
     text = stall_of(numbers(3).map(take_twice), stuck=1)
@@ -165,6 +166,7 @@ def test_stopped_worker_is_named_and_does_not_hold_up_the_report(monkeypatch: py
     assert "in take_twice, line" in text
 
 
+@pytest.mark.slow
 def test_other_threads_are_shown_when_a_stage_waits_for_them() -> None:
     """After the main thread's stack."""
     text = stall_of(Ahead(numbers()), 1)

@@ -225,13 +225,13 @@ def test_read_members_compares_checksums_exactly(case: str) -> None:
 
 @pytest.mark.parametrize("form", [b"%06o\0 ", b"%06o \0", b"%07o\0", b"%07o "])
 def test_windows_take_the_checksums_that_tar_programs_write(form: bytes) -> None:
-    """Six digits, or seven as Rust's tar crate writes; one header with another form does not hide the others."""
+    """Six digits, or seven as Rust's tar crate writes; headers of another form are left to the plain reader."""
     names = [b"%d.txt" % number for number in range(5)]
     archive = b"".join(block(name, checksum=numbers(form)) for name in names)
     expected = [name.decode() for name in names]
     assert find_members(archive).names == list(walk_members(archive).names) == expected
     other = block(b"b.txt", checksum=numbers(b"%08o"))
-    assert find_members(other + archive + other).names in (expected, [])
+    assert find_members(archive + other).names == expected
     mixed = block(b"b.txt") + archive
     assert read(mixed + END) == [(name, 0) for name in ["b.txt", *expected]]
     assert read_plain_header(archive[:512]) == ("0.txt", 0)

@@ -78,7 +78,7 @@ def read_marked_members(stream: ByteSource, url: str, options: ReadOptions, skip
             if entry is None:
                 yield Mark.END
             elif isinstance(entry, TarEntry):
-                name = entry.name if rename is None else _renamed(rename, entry.name)
+                name = _renamed(rename, entry.name)
                 if not is_file(entry.kind):
                     skips.add(entry, name, wanted)
                     entries.skip(entry)
@@ -109,7 +109,7 @@ def read_marked_members(stream: ByteSource, url: str, options: ReadOptions, skip
                     yield entry
                 else:
                     for member in entry.members() if isinstance(entry, MemberRun) else (entry,):
-                        name = member.name if rename is None else _renamed(rename, member.name)
+                        name = _renamed(rename, member.name)
                         try:
                             is_wanted = wanted is None or wanted(name)
                         except Exception:
@@ -151,11 +151,13 @@ def pass_over(name: str) -> tuple[str, bool]:
 
 
 def _choice(rename: Callable[[str], str] | None, wanted: Callable[[str], bool] | None, name: str) -> tuple[str, bool]:
-    new = name if rename is None else _renamed(rename, name)
+    new = _renamed(rename, name)
     return new, wanted is None or wanted(new)
 
 
-def _renamed(rename: Callable[[str], str], name: str) -> str:
+def _renamed(rename: Callable[[str], str] | None, name: str) -> str:
+    if rename is None:
+        return name
     new = rename(name)
     if not isinstance(new, str):
         what = f"rename= returned {new!r} for member {name!r}"

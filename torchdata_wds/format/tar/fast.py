@@ -195,7 +195,7 @@ class LookAhead:
         pieces: list[bytes] = []
         try:
             gather(read, pieces, self._size, PATIENCE)
-            gather(read, pieces, len(tail) - sum(map(len, pieces)))
+            gather(read, pieces, len(tail) - sum(map(len, pieces)))  # all of the tail, however slow the file is
         except Exception as error:
             if not pieces and not tail:
                 raise
